@@ -1,0 +1,105 @@
+"""`SamplingParams`: how one request is decoded."""
+
+import math
+
+import msgspec
+
+from configs.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+
+
+class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the tokens of one request are chosen and when it ends.
+
+    Out-of-range values raise `InvalidRequest` whose `param` is the field's name.
+    The order of operations is in `engine/sampler.py`.
+    """
+
+    n: int = 1
+    """Independent choices for the prompt."""
+    max_tokens: int | None = 16
+    """Most tokens to generate; None means as many as the context holds."""
+    min_tokens: int = 0
+    """End-of-sequence, stop ids and stop strings are held off until this many tokens exist."""
+    temperature: float = 1.0
+    """0 is greedy."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 and -1 keep all."""
+    top_p: float = 1.0
+    """Keep the likeliest tokens whose probabilities reach this sum; in (0, 1]."""
+    min_p: float = 0.0
+    """Keep tokens at least this fraction as likely as the likeliest."""
+    presence_penalty: float = 0.0
+    """Subtracted once from each token that the output holds; -2 to 2."""
+    frequency_penalty: float = 0.0
+    """Subtracted per occurrence in the output; -2 to 2."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens in prompt or output (CTRL, arXiv 1909.05858)."""
+    logit_bias: dict[int, float] | None = None
+    """Added to the logits of these ids; -100 to 100."""
+    bad_token_ids: tuple[int, ...] = ()
+    """Ids that are never chosen."""
+    seed: int | None = None
+    """The same seed, prompt and parameters give the same tokens, whatever else is in the batch."""
+    stop: tuple[str, ...] = ()
+    """The text ends before the first of these strings."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Generation ends at these ids, beside the checkpoint's end-of-sequence ids."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string, or the stop token's text, at the end of the text."""
+    ignore_eos: bool = False
+    """Do not end at the checkpoint's end-of-sequence ids."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    logprobs: int | None = None
+    """Log-probabilities of the chosen token and of this many likeliest ones, from the raw model distribution."""
+
+    def __post_init__(self) -> None:
+        _check("n", self.n >= 1, self.n, "at least 1")
+        _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, self.max_tokens, "at least 1")
+        _check("min_tokens", self.min_tokens >= 0, self.min_tokens, "at least 0")
+        if self.max_tokens is not None:
+            _check("min_tokens", self.min_tokens <= self.max_tokens, self.min_tokens, "at most max_tokens")
+        _check("temperature", 0 <= self.temperature < math.inf, self.temperature, "a number of at least 0")
+        _check("top_k", self.top_k >= -1, self.top_k, "at least 1, or 0 or -1 for no limit")
+        _check("top_p", 0 < self.top_p <= 1, self.top_p, "above 0 and at most 1")
+        _check("min_p", 0 <= self.min_p <= 1, self.min_p, "between 0 and 1")
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, -2 <= value <= 2, value, "between -2 and 2")
+        _check(
+            "repetition_penalty",
+            0 < self.repetition_penalty < math.inf,
+            self.repetition_penalty,
+            "a number above 0",
+        )
+        _check("seed", self.seed is None or -(2**63) <= self.seed < 2**64, self.seed, "a 64-bit integer")
+        _check("stop", all(self.stop), self.stop, "non-empty strings")
+        for token_id, bias in (self.logit_bias or {}).items():
+            _check("logit_bias", -100 <= bias <= 100, {token_id: bias}, "between -100 and 100")
+        allowed = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
+        _check("logprobs", allowed, self.logprobs, f"between 0 and {MAX_LOGPROBS}")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def check_token_ids(self, vocab_size: int) -> None:
+        """Raise `InvalidRequest` for ids outside the vocabulary of `vocab_size` tokens."""
+        for name in ("stop_token_ids", "bad_token_ids", "logit_bias"):
+            for token_id in getattr(self, name) or ():
+                inside = 0 <= token_id < vocab_size
+                _check(name, inside, token_id, f"token ids between 0 and {vocab_size - 1}")
+
+    def for_choice(self, index: int) -> "SamplingParams":
+        """Parameters of choice `index` of n: one choice each, seeds that differ but can be reproduced."""
+        if self.n == 1:
+            return self
+        seed = None if self.seed is None else (self.seed + index) % 2**64
+        return msgspec.structs.replace(self, n=1, seed=seed)
+
+
+def _check(param: str, ok: bool, value: object, wanted: str) -> None:
+    if not ok:
+        raise InvalidRequest(f"{param} must be {wanted}; got {value!r}", param=param)
