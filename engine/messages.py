@@ -1,0 +1,91 @@
+"""Messages between the API side and the core: plain frozen structs, msgpack on the wire.
+
+API side -> core:   AddRequest, AbortRequests
+core -> API side:   CoreReady once (or CoreFailed), then StepOutputs
+"""
+
+import msgspec
+
+from configs.sampling import SamplingParams
+
+
+class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One prompt, one choice."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling_params: SamplingParams
+    eos_token_ids: tuple[int, ...] = ()
+    """End-of-sequence ids of the checkpoint (generation config and tokenizer together)."""
+    priority: int = 0
+    """Lower runs first under the `priority` policy."""
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with equal salts."""
+
+
+class AbortRequests(msgspec.Struct, frozen=True, tag=True):
+    """Forget these requests; unknown ids are ignored."""
+
+    request_ids: list[str]
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Natural logarithms of the raw model distribution at one output position."""
+
+    token_id: int
+    logprob: float
+    top: list[tuple[int, float]]
+    """The likeliest ids with their logprobs, best first; as many as were asked for."""
+
+
+class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """New tokens of one request. Exactly one output per request carries a `finish_reason`."""
+
+    request_id: str
+    new_token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    """stop, length, abort or error."""
+    stop_reason: int | None = None
+    """The stop id of the request that matched; None for end-of-sequence."""
+    num_cached_tokens: int = 0
+    """Prompt tokens that came from the prefix cache."""
+    error: str | None = None
+    """Why, when `finish_reason` is error."""
+    error_type: str = "RequestFailed"
+    """The class in configs/errors.py that the caller gets with `error`."""
+
+
+class StepOutputs(msgspec.Struct, frozen=True, tag=True):
+    """Outputs of one step, in the order of the batch."""
+
+    outputs: list[TokenOutput]
+
+
+class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What was loaded; sent once, when a request would be answered."""
+
+    architecture: str
+    num_parameters: int
+    dtype: str
+    device: str
+    attention_backend: str
+    notes: list[str]
+    """Lines for the start-up message: backends not taken and why, what is lost without a compiler, …"""
+    vocab_size: int
+    max_model_len: int
+    kv_cache_tokens: int
+    block_size: int
+    num_threads: int
+    timings: dict[str, float]
+    """Seconds per phase of the start-up, in order."""
+
+
+class CoreFailed(msgspec.Struct, frozen=True, tag=True):
+    """Start-up ended; `message` is one line for the person who started it."""
+
+    message: str
+
+
+ToCore = AddRequest | AbortRequests
+FromCore = StepOutputs | CoreReady | CoreFailed
