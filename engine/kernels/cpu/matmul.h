@@ -1,0 +1,109 @@
+// Products of a few or many rows with weights packed for this machine.
+//
+// Packed weights [n, k]: panels of 16 output rows, each contiguous, the last one padded with zeros:
+//     float: panel[k][16]            bfloat16: panel[k / 2][16][2]   (odd k padded with a zero)
+// One vector of weights is loaded once and used for up to ROWS rows. Each output element is summed over k in order,
+// whatever the number of rows: results do not depend on what else is in the batch.
+#pragma once
+#include "vectors.h"
+
+#if defined(__AVX512F__)
+constexpr int ROWS = 6, PANELS = 4;  // 24 accumulators of 32 registers
+#else
+constexpr int ROWS = 3, PANELS = 2;  // AVX2: a vector is two of 16 registers
+#endif
+
+template <class T>
+struct Pair;  // how many k one vector of weights spans
+template <>
+struct Pair<float> {
+  static constexpr long k = 1;
+};
+template <>
+struct Pair<bf16> {
+  static constexpr long k = 2;
+};
+
+static inline v16f dot(v16f acc, v16f w, const float* x) { return acc + w * *x; }
+#if defined(__AVX512BF16__)
+static inline v16f dot(v16f acc, v16i w, const bf16* x) {
+  return (v16f)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
+}
+#else
+static inline v16f dot(v16f acc, v16i w, const bf16* x) {
+  acc += (v16f)((v16u)w << 16) * to_float(x[0]);
+  return acc + (v16f)((v16u)w & 0xffff0000u) * to_float(x[1]);
+}
+#endif
+static inline v16f load_weights(const float* p) { return load<v16f>(p); }
+static inline v16i load_weights(const bf16* p) { return load<v16i>(p); }
+
+// y[m][p * 16 ...] = (accumulate ? y : 0) + sum over segments s of x[m][s * k ...] . panels[s * stride + p]
+template <class T, int M, int P>
+static void tile(const T* x, long ldx, const T* const* panels, long stride, long segments, long k, float* y, long ldy,
+                 bool accumulate) {
+  v16f acc[M][P];
+  for (int m = 0; m < M; m++)
+    for (int p = 0; p < P; p++) acc[m][p] = accumulate ? load<v16f>(y + m * ldy + p * LANES) : (v16f){};
+  for (long s = 0; s < segments; s++, x += k, panels += stride) {
+    const T* w[P];
+    for (int p = 0; p < P; p++) w[p] = panels[p];
+    for (long i = 0; i < k; i += Pair<T>::k) {
+      decltype(load_weights(w[0])) wv[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; p++) {
+        wv[p] = load_weights(w[p] + i * LANES);
+        if (M < 4) __builtin_prefetch((const char*)(w[p] + i * LANES) + 2048);
+      }
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int p = 0; p < P; p++) acc[m][p] = dot(acc[m][p], wv[p], x + m * ldx + i);
+    }
+  }
+  for (int m = 0; m < M; m++)
+    for (int p = 0; p < P; p++) store(y + m * ldy + p * LANES, acc[m][p]);
+}
+
+template <class T>
+using TileFunction = void (*)(const T*, long, const T* const*, long, long, long, float*, long, bool);
+
+template <class T>
+static TileFunction<T> tile_function(long rows, long panels) {
+#define ROW(M) {tile<T, M, 1>, tile<T, M, 2>, tile<T, M, PANELS - 1>, tile<T, M, PANELS>}
+#if defined(__AVX512F__)
+  static const TileFunction<T> table[ROWS][4] = {ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6)};
+  return table[rows - 1][panels - 1];
+#else
+  static const TileFunction<T> table[ROWS][4] = {ROW(1), ROW(2), ROW(3)};
+  return table[rows - 1][panels - 1];
+#endif
+#undef ROW
+}
+
+template <class T>
+struct Packed {
+  const T* data;      // [panels][k][16]
+  const float* bias;  // [n] or null
+  long n, k;          // true sizes; k is even for bfloat16
+  long panels() const { return (n + LANES - 1) / LANES; }
+  const T* panel(long p) const { return data + p * LANES * k; }
+};
+
+// Calls epilogue(row, first_column, columns, values) for each row of [row0, row1) and group of panels of
+// [panel0, panel1). `values` holds `columns` (a multiple of 16, padding included) float sums.
+template <class T, class Epilogue>
+static void matmul(const T* x, long ldx, const Packed<T>& w, long row0, long row1, long panel0, long panel1,
+                   Epilogue&& epilogue) {
+  alignas(64) float y[ROWS][PANELS * LANES];
+  for (long p = panel0; p < panel1; p += PANELS) {
+    long panels = std::min<long>(PANELS, panel1 - p);
+    const T* pointers[PANELS];
+    for (long i = 0; i < panels; i++) pointers[i] = w.panel(p + i);
+    for (long m = row0; m < row1; m += ROWS) {
+      long rows = std::min<long>(ROWS, row1 - m);
+      tile_function<T>(rows, panels)(x + m * ldx, ldx, pointers, 0, 1, w.k, y[0], PANELS * LANES, false);
+      for (long r = 0; r < rows; r++) epilogue(m + r, p * LANES, panels * LANES, y[r]);
+    }
+  }
+}

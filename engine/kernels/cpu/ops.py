@@ -1,0 +1,194 @@
+"""`Ops` by the C++ kernels: three calls per layer, one parallel region each. Float32 or bfloat16 weights.
+
+The residual stream is float32 whatever the weights are. Sums run in a fixed order, so a token's result does not
+depend on which other tokens are in the step.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.kernels.ops import LayerWeights
+
+from .build import load_library
+
+LANES = 16
+POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
+
+
+class CPULinear(NamedTuple):
+    """Packed weight (see matmul.h)."""
+
+    data: Tensor
+    bias: Tensor | None  # float32 [rows], in the packed order
+    rows: int
+    columns: int
+
+
+class _Layer(ctypes.Structure):
+    """`LayerWeights` of layer.cpp."""
+
+    _fields_ = (
+        *((name, LONG) for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")),
+        ("rotary_dim", LONG),
+        ("eps", FLOAT),
+        ("num_threads", INT),
+        *((name, POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+        *((name, POINTER) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, POINTER) for name in ("qkv_bias", "output_bias", "gate_up_bias", "down_bias")),
+    )
+
+
+class _BoundLayer(NamedTuple):
+    address: int
+    keep_alive: tuple[object, ...]
+
+
+@dataclass(frozen=True)
+class _Views:
+    """Scratch for a step of some number of tokens; each layer overwrites it."""
+
+    normed: Tensor
+    qkv: Tensor
+    activation: Tensor
+    q: Tensor
+    k: Tensor
+    v: Tensor
+
+
+class CPUOps:
+    """See `Ops` for shapes. `hidden` is float32 and updated in place; the next call overwrites q, k, v and logits."""
+
+    def __init__(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float, dtype: torch.dtype
+    ) -> None:
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
+        self.norm_eps, self.dtype = norm_eps, dtype
+        self.num_threads = torch.get_num_threads()
+        self.capacity = 0
+        self.views: dict[int, _Views] = {}
+        self.logits_buffer = torch.empty(0)
+        library, name = load_library(), str(dtype).removeprefix("torch.")
+        self._pack = getattr(library, f"pack_{name}")
+        self._pack.argtypes = [POINTER, POINTER, LONG, LONG, LONG, INT]
+        self._attention_input = getattr(library, f"attention_input_{name}")
+        self._attention_input.argtypes = [POINTER] * 8 + [LONG]
+        self._attention_output = getattr(library, f"attention_output_{name}")
+        self._attention_output.argtypes = [POINTER] * 5 + [LONG]
+        self._logits = getattr(library, f"logits_{name}")
+        self._logits.argtypes = [POINTER] * 5 + [LONG, LONG, LONG, FLOAT, INT]
+
+    def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> CPULinear:
+        rows, columns = weight.shape
+        weight = weight.to(self.dtype)
+        if name == "gate_up":
+            weight = _interleave(weight)
+            bias = None if bias is None else _interleave(bias)
+        # The down projection reads activations whose rows are padded to whole panels.
+        padded = _round_up(columns, LANES if name == "down" else 2)
+        data = torch.empty(_round_up(weight.shape[0], LANES) * padded, dtype=self.dtype)
+        weight = weight.contiguous()
+        self._pack(weight.data_ptr(), data.data_ptr(), weight.shape[0], columns, padded, 1)
+        return CPULinear(data, None if bias is None else bias.float(), rows, columns)
+
+    def bind(self, layer: LayerWeights) -> _BoundLayer:
+        linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
+        norms = [
+            None if norm is None else norm.float().contiguous()
+            for norm in (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
+        ]
+        struct = _Layer(
+            *(
+                layer.qkv.columns,
+                layer.down.columns,
+                self.num_heads,
+                self.num_kv_heads,
+                self.head_dim,
+                self.head_dim,
+            ),
+            *(self.norm_eps, self.num_threads),
+            *(_address(norm) for norm in norms),
+            *(_address(linear.data) for linear in linears),
+            *(_address(linear.bias) for linear in linears),
+        )
+        return _BoundLayer(ctypes.addressof(struct), (struct, linears, norms))
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        return F.embedding(token_ids, table).float()
+
+    def attention_input(
+        self, hidden: Tensor, layer: _BoundLayer, cos_sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        views = self._scratch(hidden, layer)
+        q, k, v = views.q, views.k, views.v
+        self._attention_input(
+            *(layer.address, hidden.data_ptr(), cos_sin.data_ptr(), views.normed.data_ptr(), views.qkv.data_ptr()),
+            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), len(hidden)),
+        )
+        return q, k, v
+
+    def attention_output(self, hidden: Tensor, attention: Tensor, layer: _BoundLayer) -> Tensor:
+        views = self._scratch(hidden, layer)
+        self._attention_output(
+            *(layer.address, hidden.data_ptr(), attention.data_ptr()),
+            *(views.normed.data_ptr(), views.activation.data_ptr(), len(hidden)),
+        )
+        return hidden
+
+    def logits(self, hidden: Tensor, norm_weight: Tensor, head: CPULinear) -> Tensor:
+        rows = len(hidden)
+        if len(self.logits_buffer) < rows:
+            self.logits_buffer = torch.empty(rows, head.rows)
+        out, hidden, norm_weight = self.logits_buffer[:rows], hidden.contiguous(), norm_weight.float()
+        normed = torch.zeros(rows, _round_up(head.columns, 2), dtype=self.dtype)
+        self._logits(
+            *(hidden.data_ptr(), norm_weight.data_ptr(), head.data.data_ptr(), normed.data_ptr(), out.data_ptr()),
+            *(rows, head.columns, head.rows, self.norm_eps, self.num_threads),
+        )
+        return out
+
+    def _scratch(self, hidden: Tensor, layer: _BoundLayer) -> _Views:
+        num_tokens = len(hidden)
+        if num_tokens not in self.views:
+            self._make_views(num_tokens, _Layer.from_address(layer.address))
+        return self.views[num_tokens]
+
+    def _make_views(self, num_tokens: int, layer: _Layer) -> None:
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        widths = (
+            _round_up(layer.hidden_size, 2),
+            _round_up(sum(heads) * self.head_dim, LANES),
+            _round_up(layer.intermediate_size, LANES),
+            *(count * self.head_dim for count in heads),
+        )
+        if num_tokens > self.capacity:
+            self.capacity = num_tokens
+            self.views.clear()
+            dtypes = (self.dtype, torch.float32, *[self.dtype] * 4)
+            self.buffers = [
+                torch.zeros(num_tokens, width, dtype=dtype) for width, dtype in zip(widths, dtypes, strict=True)
+            ]
+        normed, qkv, activation, *qkv_heads = (buffer[:num_tokens] for buffer in self.buffers)
+        q, k, v = (x.view(num_tokens, -1, self.head_dim) for x in qkv_heads)
+        self.views[num_tokens] = _Views(normed, qkv, activation, q, k, v)
+
+
+def _interleave(gate_up: Tensor) -> Tensor:
+    """Rows of gate, then up -> sixteen of gate, the sixteen of up that they meet, and so on; padded with zeros."""
+    gate, up = (
+        F.pad(half, (*[0, 0] * (half.dim() - 1), 0, -len(half) % LANES)).unflatten(0, (-1, LANES))
+        for half in gate_up.chunk(2)
+    )
+    return torch.stack((gate, up), dim=1).flatten(0, 2)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple

@@ -1,0 +1,110 @@
+// Sixteen lanes of float on any machine: GCC vector extensions, intrinsics only where they have no spelling there.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+constexpr long LANES = 16;
+
+typedef float v16f __attribute__((vector_size(64)));
+typedef int32_t v16i __attribute__((vector_size(64)));
+typedef uint32_t v16u __attribute__((vector_size(64)));
+typedef uint16_t v16h __attribute__((vector_size(32)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+template <class V>
+static inline V load(const void* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V>
+static inline void store(void* p, V v) {
+  std::memcpy(p, &v, sizeof v);
+}
+
+static inline v16f splat(float x) { return x - (v16f){}; }
+static inline v16f load_floats(const float* p) { return load<v16f>(p); }
+static inline v16f load_floats(const bf16* p) {
+  return (v16f)(__builtin_convertvector(load<v16h>(p), v16u) << 16);
+}
+
+static inline void store_floats(float* p, v16f v) { store(p, v); }
+static inline void store_floats(bf16* p, v16f v) {
+#if defined(__AVX512BF16__)
+  store(p, _mm512_cvtneps_pbh((__m512)v));
+#else
+  v16u u = (v16u)v;  // round to nearest even
+  store(p, __builtin_convertvector((u + 0x7fffu + ((u >> 16) & 1u)) >> 16, v16h));
+#endif
+}
+
+static inline float to_float(float x) { return x; }
+static inline float to_float(bf16 x) {
+  uint32_t u = (uint32_t)x.bits << 16;
+  return load<float>(&u);
+}
+static inline void from_float(float* p, float x) { *p = x; }
+static inline void from_float(bf16* p, float x) {
+  uint32_t u = load<uint32_t>(&x);
+  p->bits = (u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0 : (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+}
+
+static inline float sum_lanes(v16f v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#else
+  float s = 0;
+  for (int i = 0; i < LANES; i++) s += v[i];
+  return s;
+#endif
+}
+static inline float max_lanes(v16f v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#else
+  float m = v[0];
+  for (int i = 1; i < LANES; i++) m = std::max(m, v[i]);
+  return m;
+#endif
+}
+static inline v16f select(v16i mask, v16f a, v16f b) { return (v16f)((mask & (v16i)a) | (~mask & (v16i)b)); }
+static inline v16f at_least(v16f x, float low) {  // NaN stays NaN
+#if defined(__AVX512F__)
+  return (v16f)_mm512_max_ps((__m512)splat(low), (__m512)x);
+#else
+  return select(x < low, splat(low), x);
+#endif
+}
+
+// 2^x for x <= 127: 2^n * 2^f with f in [-0.5, 0.5] by a polynomial of degree 6 (relative error under 2e-7).
+// Below -149 the result is 0; NaN stays NaN.
+static inline v16f vexp2(v16f x) {
+  x = at_least(x, -200.0f);
+  v16f r = x + 12582912.0f;  // rounds to an integer in the low mantissa bits
+  v16f f = x - (r - 12582912.0f);
+  v16f p = f * 1.5403530e-4f + 1.3333558e-3f;
+  p = p * f + 9.6181291e-3f;
+  p = p * f + 5.5504109e-2f;
+  p = p * f + 2.4022651e-1f;
+  p = p * f + 6.9314718e-1f;
+  p = p * f + 1.0f;
+#if defined(__AVX512F__)
+  return (v16f)_mm512_scalef_ps((__m512)p, (__m512)(r - 12582912.0f));
+#else
+  v16i n = (v16i)r - 0x4B400000;
+  v16f y = (v16f)((v16i)p + (n << 23));
+  y = select(n < -126, (v16f){}, y);
+  return select(x == x, y, x);
+#endif
+}
+constexpr float LOG2_E = 1.44269504088896341f;
+
+static inline v16f silu(v16f x) { return x / (1.0f + vexp2(select(x > -80.0f, x, splat(-80.0f)) * -LOG2_E)); }

@@ -1,0 +1,58 @@
+"""What the network asks of a machine: a decoder layer is two operations around attention, and a head.
+
+Activations are packed over requests: the first dimension counts the tokens of the step.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer. A `Linear` is whatever `Ops.pack` returned."""
+
+    input_norm: Tensor  # [hidden_size]
+    qkv: Any  # Linear: rows of q, then k, then v
+    q_norm: Tensor | None  # [head_dim]; None without QK-norm
+    k_norm: Tensor | None  # [head_dim]
+    output: Any  # Linear: heads -> hidden_size
+    post_attention_norm: Tensor  # [hidden_size]
+    gate_up: Any  # Linear: rows of gate, then up
+    down: Any  # Linear: intermediate_size -> hidden_size
+
+
+class Ops(Protocol):
+    """Layer operations of one network on one kind of machine."""
+
+    def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> Any:
+        """A Linear in the machine's layout: `weight` [rows, columns], `bias` [rows]. Called from several threads."""
+        ...
+
+    def bind(self, layer: LayerWeights) -> Any:
+        """The layer in the form that the two operations below take; called once, when all is loaded."""
+        ...
+
+    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+        """int64 [num_tokens], [vocab_size, hidden_size] -> hidden [num_tokens, hidden_size]; later calls may reuse it."""
+        ...
+
+    def attention_input(self, hidden: Tensor, layer: Any, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """RMSNorm, QKV projection, QK-norm where there is one, rotary embedding.
+
+        hidden [num_tokens, hidden_size], cos_sin float32 [num_tokens, head_dim] (cosines, then sines, of half a head)
+        -> q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]
+        """
+        ...
+
+    def attention_output(self, hidden: Tensor, attention: Tensor, layer: Any) -> Tensor:
+        """Output projection + residual, then RMSNorm, SiLU(gate) * up, down projection + residual.
+
+        hidden [num_tokens, hidden_size], attention [num_tokens, num_heads, head_dim] -> [num_tokens, hidden_size]
+        """
+        ...
+
+    def logits(self, hidden: Tensor, norm_weight: Tensor, head: Any) -> Tensor:
+        """RMSNorm and head: [rows, hidden_size] -> float32 [rows, vocab_size]"""
+        ...
