@@ -1,0 +1,122 @@
+"""`Request`: one prompt with its output, as the scheduler keeps it."""
+
+import enum
+
+from configs.sampling import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    """WAITING -> RUNNING -> FINISHED; a preempted request goes back to WAITING."""
+
+    WAITING = enum.auto()
+    RUNNING = enum.auto()
+    FINISHED = enum.auto()
+
+
+class Request:
+    """State of one request. The scheduler changes it; everybody else reads.
+
+    token_ids  |<- num_prompt_tokens ->|<- num_output_tokens ->|
+               |<- num_computed_tokens ->|<-    behind by   -> |
+
+    The KV of the first `num_computed_tokens` tokens exists; the request is *behind* by the rest. Both counts
+    are in tokens. `block_ids`, `block_hashes`, `num_registered_blocks` and `num_released_blocks` belong to
+    `KVCacheManager`.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "block_hashes",
+        "block_ids",
+        "eos_token_ids",
+        "error",
+        "extra_keys",
+        "finish_reason",
+        "first_scheduled_time",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "num_registered_blocks",
+        "num_released_blocks",
+        "order",
+        "priority",
+        "request_id",
+        "sampling_params",
+        "seed",
+        "status",
+        "stop_reason",
+        "stop_token_ids",
+        "token_ids",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams,
+        *,
+        arrival_time: float,
+        eos_token_ids: tuple[int, ...] = (),
+        priority: int = 0,
+        extra_keys: tuple[str, ...] = (),
+        seed: int = 0,
+    ) -> None:
+        """`arrival_time` in seconds on the caller's clock; requests share cached blocks only with equal
+        `extra_keys` (cache salt, adapter, …); `seed` goes to the sampler as it is."""
+        self.request_id = request_id
+        self.sampling_params = sampling_params
+        self.arrival_time = arrival_time
+        self.eos_token_ids = () if sampling_params.ignore_eos else eos_token_ids
+        self.stop_token_ids = frozenset(self.eos_token_ids).union(sampling_params.stop_token_ids)
+        self.priority = priority
+        self.extra_keys = extra_keys
+        self.seed = seed
+
+        self.token_ids = list(prompt_token_ids)  # prompt, then output
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.num_computed_tokens = 0
+        self.num_cached_tokens = 0  # prompt tokens that came from the prefix cache at the first admission
+        self.num_preemptions = 0
+
+        self.status = RequestStatus.WAITING
+        self.finish_reason: str | None = None  # stop, length, abort or error
+        self.stop_reason: int | None = None  # the request's own stop id that matched; None for end-of-sequence
+        self.error: str | None = None  # why, when finish_reason is error
+        self.first_scheduled_time: float | None = None  # seconds, on the clock of `arrival_time`
+        self.order: tuple[int, float, int] = (priority, arrival_time, 0)  # lower runs first; set when added
+
+        self.block_ids: list[int] = []  # block table; 0 where the sliding window has moved on
+        self.block_hashes: list[bytes] = []  # of the full blocks, as far as they were needed
+        self.num_registered_blocks = 0  # leading blocks that others can find in the prefix cache
+        self.num_released_blocks = 0  # leading entries of the block table that are 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def num_behind(self) -> int:
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.token_ids[: self.num_prompt_tokens]
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED
+
+    def __repr__(self) -> str:
+        return (
+            f"Request({self.request_id!r}, {self.status.name}, prompt={self.num_prompt_tokens}, "
+            f"output={self.num_output_tokens}, computed={self.num_computed_tokens})"
+        )
