@@ -24,7 +24,7 @@ def select_backend(name: str, spec: AttentionSpec) -> tuple[type[AttentionBacken
     """
     if name != "auto" and name not in BACKENDS:
         raise SettingsError(f"attention_backend {name}: unknown; there are auto, {', '.join(BACKENDS)}")
-    notes = []
+    notes: list[str] = []
     for candidate in BACKENDS if name == "auto" else (name,):
         backend, reasons = _load(candidate, spec)
         if backend is not None and not reasons:

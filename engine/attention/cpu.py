@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.kernels.cpu.build import KernelsUnavailable, load_library
 
 from .metadata import AttentionMetadata, AttentionSpec, KVCache
+from .storage import zeros
 
 LANES = 16
 ROWS_PER_UNIT = 48  # query heads * query tokens that share one pass over the keys
@@ -60,7 +61,7 @@ class CPUAttention:
     def allocate(self, num_blocks: int) -> KVCache:
         spec = self.spec
         shape = (num_blocks, spec.num_kv_heads, spec.block_size // LANES, LANES * spec.head_dim)
-        keys, values = ([torch.zeros(shape, dtype=spec.dtype) for _ in range(spec.num_layers)] for _ in "kv")
+        keys, values = ([zeros(shape, spec.dtype, spec.device) for _ in range(spec.num_layers)] for _ in "kv")
         self.cache = KVCache(keys, values, num_blocks)
         return self.cache
 

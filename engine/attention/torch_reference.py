@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .metadata import AttentionMetadata, AttentionSpec, KVCache
+from .storage import zeros
 
 WORKSPACE_ELEMENTS = 2**24
 """Padded scores, or gathered keys and values, of the sequences that are computed together (64 MiB in float32)."""
@@ -40,9 +41,7 @@ class TorchReferenceAttention:
     def allocate(self, num_blocks: int) -> KVCache:
         spec = self.spec
         shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
-        keys, values = (
-            [torch.zeros(shape, dtype=spec.dtype, device=spec.device) for _ in range(spec.num_layers)] for _ in "kv"
-        )
+        keys, values = ([zeros(shape, spec.dtype, spec.device) for _ in range(spec.num_layers)] for _ in "kv")
         self.cache = KVCache(keys, values, num_blocks)
         return self.cache
 
@@ -65,7 +64,8 @@ class TorchReferenceAttention:
         """Cut the sequences, sorted by length, where their padded work would outgrow the workspace."""
         starts = metadata.query_start_loc.long()
         query_lens, seq_lens = (starts[1:] - starts[:-1]).tolist(), metadata.seq_lens.tolist()
-        spec, members, most_queries, most_keys = self.spec, [], 0, 0
+        spec, most_queries, most_keys = self.spec, 0, 0
+        members: list[int] = []
         for seq in sorted(range(len(seq_lens)), key=lambda seq: (query_lens[seq], seq_lens[seq])):
             most_queries, most_keys = max(most_queries, query_lens[seq]), max(most_keys, seq_lens[seq])
             per_key = max(most_queries * spec.num_heads, 2 * spec.num_kv_heads * spec.head_dim)
@@ -95,7 +95,7 @@ class TorchReferenceAttention:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scale: float, window: int | None) -> Tensor:
-    """q [n, Q, H, d]; k, v [n, blocks, block_size, G, d] -> float32 [n, Q, H, d], where a key head serves H / G heads."""
+    """q [n, Q, H, d]; k, v [n, blocks, block_size, G, d] -> float32 [n, Q, H, d]; a key head serves H / G heads."""
     n, num_queries, num_heads, head_dim = q.shape
     num_groups = k.shape[-2]
     q = q.float().view(n, num_queries, num_groups, -1, head_dim).permute(0, 2, 3, 1, 4)  # [n, G, H / G, Q, d]

@@ -17,6 +17,26 @@ class TorchLinear(NamedTuple):
         return F.linear(x, self.weight, self.bias)
 
 
+class OneDNNLinear(NamedTuple):
+    """A linear layer whose weight lies in oneDNN's blocked layout: up to twice as fast for a few rows."""
+
+    weight: Tensor  # opaque
+    bias: Tensor | None  # [rows]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return out
+
+
+def onednn_packs(weight: Tensor) -> bool:
+    """Whether torch can lay out `weight` for this machine."""
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
 class TorchOps:
     """See `Ops` for shapes. Norms, rotary embedding and softmax are computed in float32."""
 
@@ -25,7 +45,9 @@ class TorchOps:
         self.head_dim = head_dim
         self.norm_eps = norm_eps
 
-    def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> TorchLinear:
+    def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> TorchLinear | OneDNNLinear:
+        if onednn_packs(weight):
+            return OneDNNLinear(torch.ops.mkldnn._reorder_linear_weight(weight), bias)
         return TorchLinear(weight, bias)
 
     def bind(self, layer: LayerWeights) -> LayerWeights:
@@ -34,9 +56,7 @@ class TorchOps:
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table)
 
-    def attention_input(
-        self, hidden: Tensor, layer: LayerWeights, cos_sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def attention_input(self, hidden: Tensor, layer: LayerWeights, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         qkv = layer.qkv(self._norm(hidden, layer.input_norm))
         q, k, v = qkv.view(len(hidden), sum(self.heads), self.head_dim).split(self.heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -46,14 +66,17 @@ class TorchOps:
     def attention_output(self, hidden: Tensor, attention: Tensor, layer: LayerWeights) -> Tensor:
         hidden = hidden + layer.output(attention.flatten(1))
         gate, up = layer.gate_up(self._norm(hidden, layer.post_attention_norm)).chunk(2, dim=-1)
-        return hidden + layer.down(F.silu(gate) * up)
+        down: Tensor = layer.down(F.silu(gate) * up)
+        return hidden + down
 
-    def logits(self, hidden: Tensor, norm_weight: Tensor, head: TorchLinear) -> Tensor:
-        return head(self._norm(hidden, norm_weight)).float()
+    def logits(self, hidden: Tensor, norm_weight: Tensor, head: TorchLinear | OneDNNLinear) -> Tensor:
+        logits: Tensor = head(self._norm(hidden, norm_weight))
+        return logits.float()
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root mean square norm over the last dimension (arXiv 1910.07467)."""
-        return F.rms_norm(x.float(), weight.shape, weight.float(), self.norm_eps).to(x.dtype)
+        normed: Tensor = F.rms_norm(x.float(), list(weight.shape), weight.float(), self.norm_eps)
+        return normed.to(x.dtype)
 
 
 def rotate(x: Tensor, cos_sin: Tensor) -> Tensor:

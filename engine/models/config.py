@@ -45,3 +45,21 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def window(self, layer: int) -> int | None:
         return self.sliding_windows[layer] if self.sliding_windows else None
+
+
+def rope_cache_key(config: ModelConfig, num_prompt_tokens: int) -> str:
+    """Two requests may share the KV of equal prefixes only with equal keys.
+
+    Dynamic and longrope frequencies depend on the length of the whole prompt, so the keys that were rotated for one
+    length do not serve another. "" for every other kind, and for prompts within the original context.
+    """
+    parameters = config.rope.parameters
+    match config.rope.rope_type:
+        case "dynamic" if num_prompt_tokens > config.max_position_embeddings:
+            return f"rope-length={num_prompt_tokens}"
+        case "longrope" if parameters["short_factor"] == parameters["long_factor"]:
+            return ""
+        case "longrope" if num_prompt_tokens > parameters["original_max_position_embeddings"]:
+            return "rope=long"
+        case _:
+            return ""

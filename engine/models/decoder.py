@@ -1,0 +1,60 @@
+"""The network: a pre-norm decoder with grouped-query attention and rotary positions.
+
+One file for every family; families differ by ModelConfig. Holds no requests and no cache: the attention backend that
+is passed to `forward` owns the cache and knows which tokens belong together.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.attention.metadata import AttentionBackend
+from engine.kernels.ops import LayerWeights, Ops
+
+from .config import ModelConfig
+from .rope import RotaryEmbedding
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    embed: Tensor  # [vocab_size, hidden_size]
+    layers: list[LayerWeights]
+    final_norm: Tensor  # [hidden_size]
+    head: Any  # Linear: hidden_size -> vocab_size
+    num_parameters: int
+    """Elements, a tied head counted once."""
+
+
+class Decoder:
+    def __init__(self, config: ModelConfig, ops: Ops, weights: DecoderWeights) -> None:
+        assert len(weights.layers) == config.num_layers
+        self.config = config
+        self.ops = ops
+        self.weights = weights
+        self.layers = [ops.bind(layer) for layer in weights.layers]
+        self.rotary = RotaryEmbedding(config, weights.embed.device)
+        self.scale = config.head_dim**-0.5
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weights.embed.dtype
+
+    def forward(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor, backend: AttentionBackend) -> Tensor:
+        """All int64 [num_tokens] -> hidden states [num_tokens, hidden_size], before the final norm.
+
+        `rope_lengths` counts tokens: max(prompt of the token's request, position + 1). `backend` has been prepared
+        for these tokens.
+        """
+        hidden = self.ops.embed(token_ids, self.weights.embed)
+        cos_sin = self.rotary(positions, rope_lengths)
+        for index, layer in enumerate(self.layers):
+            q, k, v = self.ops.attention_input(hidden, layer, cos_sin)
+            attention = backend.run(index, q, k, v, scale=self.scale, window=self.config.window(index))
+            hidden = self.ops.attention_output(hidden, attention, layer)
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Rows of `forward` [rows, hidden_size] -> float32 [rows, vocab_size]"""
+        return self.ops.logits(hidden, self.weights.final_norm, self.weights.head)

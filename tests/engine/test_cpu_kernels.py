@@ -1,0 +1,235 @@
+"""The C++ kernels against their torch twins: odd sizes, poisoned memory, and the same bits in any batch."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from engine.attention.cpu import CPUAttention
+from engine.attention.metadata import AttentionMetadata, AttentionSpec
+from engine.attention.torch_reference import TorchReferenceAttention
+from engine.kernels.cpu import build
+from engine.kernels.cpu.ops import CPUOps
+from engine.kernels.ops import LayerWeights
+from engine.kernels.torch_ops import TorchOps
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
+DTYPES = list(TOLERANCE)
+
+
+def make_layer(ops, shape, dtype, *, bias=False, qk_norm=False):
+    hidden, intermediate, heads, kv_heads, head_dim = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def linear(name, rows, columns):
+        weight = torch.randn(rows, columns, generator=generator) / columns**0.5
+        offset = torch.randn(rows, generator=generator) if bias else None
+        return ops.pack(name, weight.to(dtype), None if offset is None else offset.to(dtype))
+
+    def norm(size):
+        return torch.rand(size, generator=generator).add(0.5).to(dtype)
+
+    layer = LayerWeights(
+        input_norm=norm(hidden),
+        qkv=linear("qkv", (heads + 2 * kv_heads) * head_dim, hidden),
+        q_norm=norm(head_dim) if qk_norm else None,
+        k_norm=norm(head_dim) if qk_norm else None,
+        output=linear("output", hidden, heads * head_dim),
+        post_attention_norm=norm(hidden),
+        gate_up=linear("gate_up", 2 * intermediate, hidden),
+        down=linear("down", hidden, intermediate),
+    )
+    return ops.bind(layer)
+
+
+def both_ops(shape, dtype):
+    sizes = {"num_heads": shape[2], "num_kv_heads": shape[3], "head_dim": shape[4], "norm_eps": 1e-5}
+    return TorchOps(**sizes), CPUOps(**sizes, dtype=dtype)
+
+
+def assert_near(actual, expected, dtype):
+    bound = TOLERANCE[dtype] * max(1.0, expected.float().abs().max().item())
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 5, 6, 7, 23, 61])
+@pytest.mark.parametrize(
+    ("shape", "bias", "qk_norm"),
+    [
+        ((64, 96, 4, 2, 16), False, False),
+        ((72, 100, 3, 1, 18), True, False),  # nothing a multiple of 16
+        ((40, 24, 2, 2, 32), True, True),
+    ],
+)
+def test_layer_operations_equal_their_torch_twins(shape, bias, qk_norm, num_tokens, dtype):
+    reference, ops = both_ops(shape, dtype)
+    hidden = torch.randn(num_tokens, shape[0]).to(dtype)
+    angles = torch.rand(num_tokens, shape[4] // 2) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    expected_layer, layer = (make_layer(o, shape, dtype, bias=bias, qk_norm=qk_norm) for o in (reference, ops))
+
+    expected = reference.attention_input(hidden, expected_layer, cos_sin)
+    for actual, wanted in zip(ops.attention_input(hidden.float(), layer, cos_sin), expected, strict=True):
+        assert_near(actual, wanted, dtype)
+
+    attention = torch.randn(num_tokens, shape[2], shape[4]).to(dtype)
+    wanted = reference.attention_output(hidden, attention, expected_layer)
+    assert_near(ops.attention_output(hidden.float(), attention, layer), wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 50), (3, 16), (30, 129)])
+def test_logits_equal_their_torch_twin(rows, vocab, dtype):
+    reference, ops = both_ops((72, 100, 3, 1, 18), dtype)
+    hidden, norm = torch.randn(rows, 72).to(dtype), torch.rand(72).to(dtype)
+    weight = torch.randn(vocab, 72).to(dtype)
+    wanted = reference.logits(hidden, norm, reference.pack("head", weight, None))
+    assert_near(ops.logits(hidden.float(), norm, ops.pack("head", weight, None)), wanted, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_has_the_same_bits_alone_and_in_a_batch(dtype):
+    shape = (64, 96, 4, 2, 16)
+    _, ops = both_ops(shape, dtype)
+    layer = make_layer(ops, shape, dtype)
+    hidden, cos_sin = torch.randn(70, 64), torch.randn(70, 16)
+    attention = torch.randn(70, 4, 16).to(dtype)
+    together = [x.clone() for x in ops.attention_input(hidden.clone(), layer, cos_sin)]
+    together.append(ops.attention_output(hidden.clone(), attention, layer))
+    for first, last in ((0, 1), (3, 10), (50, 70)):
+        rows = slice(first, last)
+        alone = [x.clone() for x in ops.attention_input(hidden[rows].clone(), layer, cos_sin[rows].contiguous())]
+        alone.append(ops.attention_output(hidden[rows].clone(), attention[rows].contiguous(), layer))
+        for a, b in zip(alone, together, strict=True):
+            assert torch.equal(a, b[rows])
+
+
+def test_not_a_number_stays_in_its_row():
+    shape = (64, 96, 4, 2, 16)
+    _, ops = both_ops(shape, torch.float32)
+    layer = make_layer(ops, shape, torch.float32)
+    hidden, attention = torch.randn(9, 64), torch.randn(9, 4, 16)
+    hidden[4, 7] = float("nan")
+    out = ops.attention_output(hidden, attention, layer)
+    assert out.isnan().any(dim=1).tolist() == [row == 4 for row in range(9)]
+
+
+class Cache:
+    """A backend with a cache full of NaN, and sequences whose blocks lie in random order."""
+
+    def __init__(self, backend_class, spec, seq_lens):
+        self.spec = spec
+        self.backend = backend_class(spec)
+        blocks = [-(-length // spec.block_size) for length in seq_lens]
+        cache = self.backend.allocate(sum(blocks) + 1)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.fill_(float("nan"))
+        order = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(1)).int() + 1
+        self.table = torch.zeros(len(seq_lens), max(blocks), dtype=torch.int32)
+        for row, ids in zip(self.table, order.split(blocks), strict=True):
+            row[: len(ids)] = ids
+
+    def run(self, q, k, v, starts, query_lens, window=None):
+        lens = torch.tensor(query_lens)
+        sequence = torch.repeat_interleave(torch.arange(len(lens)), lens)
+        positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, query_lens, strict=True)])
+        size = self.spec.block_size
+        ends = lens.cumsum(0)
+        self.backend.prepare(
+            AttentionMetadata(
+                query_start_loc=torch.cat((torch.zeros(1), ends)).int(),
+                seq_lens=(torch.tensor(starts) + lens).int(),
+                block_table=self.table,
+                slot_mapping=self.table[sequence, positions // size].long() * size + positions % size,
+                max_query_len=max(query_lens),
+                max_seq_len=max(s + n for s, n in zip(starts, query_lens, strict=True)),
+            )
+        )
+        return self.backend.run(0, q, k, v, scale=0.3, window=window).clone()
+
+
+def attention_case(backend_class, dtype, *, heads=(6, 2), head_dim=32, block_size=16, window=None):
+    """Output of a step with three sequences: a chunk behind a long context, a whole prompt, a decode."""
+    before, now = [600, 0, 70], [41, 37, 1]
+    spec = AttentionSpec(*heads, head_dim, dtype, torch.device("cpu"), block_size, 1, (window,))
+    total = [b + n for b, n in zip(before, now, strict=True)]
+    cache, generator = Cache(backend_class, spec, total), torch.Generator().manual_seed(2)
+    tensors = [torch.randn(sum(total), n, head_dim, generator=generator).to(dtype) for n in (heads[0], *[heads[1]] * 2)]
+
+    def part(first, last):
+        split = [x.split(total) for x in tensors]
+        return [torch.cat([s[a:b] for s, a, b in zip(x, first, last, strict=True)]).contiguous() for x in split]
+
+    filled = [i for i, n in enumerate(before) if n]
+    table, cache.table = cache.table, cache.table[filled].contiguous()
+    cache.run(*part([0] * 3, before), [0] * len(filled), [before[i] for i in filled], window)
+    cache.table = table
+    return cache.run(*part(before, total), before, now, window)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        {},
+        {"heads": (8, 1), "head_dim": 16},
+        {"heads": (4, 4), "head_dim": 80, "block_size": 32},
+        {"heads": (9, 3), "head_dim": 64, "window": 33},
+        {"heads": (64, 1), "head_dim": 16, "window": 600},  # more heads than rows of a unit
+        {"head_dim": 256, "window": 1},
+    ],
+    ids=str,
+)
+def test_paged_attention_equals_the_reference(case, dtype):
+    expected = attention_case(TorchReferenceAttention, dtype, **case)
+    actual = attention_case(CPUAttention, dtype, **case)
+    assert not actual.isnan().any()
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_token_has_the_same_bits_in_any_chunk(dtype, window):
+    length, spec = 1100, AttentionSpec(6, 2, 32, dtype, torch.device("cpu"), 16, 1, (window,))
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(length, n, 32, generator=generator).to(dtype) for n in (6, 2, 2))
+    whole = Cache(CPUAttention, spec, [length]).run(q, k, v, [0], [length], window)
+    chunked, start = Cache(CPUAttention, spec, [length]), 0
+    for chunk in (1, 16, 17, 500, 63, 502, 1):
+        rows = slice(start, start + chunk)
+        assert torch.equal(chunked.run(q[rows], k[rows], v[rows], [start], [chunk], window), whole[rows])
+        start += chunk
+    assert start == length
+
+
+def test_what_the_kernels_cannot_do_is_said():
+    spec = AttentionSpec(2, 1, 24, torch.float16, torch.device("cpu"), 8, 1, (None,))
+    reasons = "; ".join(CPUAttention.unsupported(spec))
+    assert all(word in reasons for word in ("float16", "head_dim 24", "block_size 8"))
+
+
+def test_without_a_compiler_the_reason_and_the_mend_are_said(tmp_path):
+    script = (
+        "import torch; from engine.kernels import select_ops; from engine.models.config import ModelConfig, RopeConfig;"
+        "config = ModelConfig(architecture='x', vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=1,"
+        " num_heads=1, num_kv_heads=1, head_dim=8, max_position_embeddings=8, rms_norm_eps=1e-5, rope=RopeConfig(),"
+        " tie_word_embeddings=True);"
+        "ops, notes = select_ops(config, torch.device('cpu'), torch.float32); print(type(ops).__name__, notes)"
+    )
+    environment = {"PATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path), "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("TorchOps")
+    assert "install g++" in done.stdout
+
+
+def test_a_broken_compiler_is_reported_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    compiler = tmp_path / "g++"
+    compiler.write_text("#!/bin/sh\necho 'unknown option' >&2\nexit 1\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(build.KernelsUnavailable, match="unknown option"):
+        build._compile(tmp_path / "kernels.so")
+    assert [path.name for path in tmp_path.iterdir()] == ["g++"]

@@ -1,0 +1,129 @@
+"""Writes transformers' tiny models as GGUF files, as llama.cpp's converter would."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import PreTrainedModel
+
+Kind = gguf.GGMLQuantizationType
+
+MODULES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+# Bytes of a block that hold its float16 scales; the rest is free to be random.
+SCALE_BYTES = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.Q2_K: (80, 82), Kind.Q3_K: (108,)}
+
+
+def gguf_name(name: str) -> str:
+    module, _, kind = name.rpartition(".")
+    if not module.startswith("model.layers."):
+        return f"{MODULES[module]}.{kind}"
+    _, _, layer, rest = module.split(".", 3)
+    return f"blk.{layer}.{MODULES[rest]}.{kind}"
+
+
+def quantised(values: npt.NDArray[np.float32], kind: Kind) -> npt.NDArray[Any]:
+    """Bytes of `values`; for the types that the package cannot write, random blocks of the same shape."""
+    if kind not in SCALE_BYTES:
+        return gguf.quantize(values, kind)
+    elements, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(values.size)
+    blocks = rng.integers(0, 256, (values.size // elements, size), dtype=np.uint8)
+    for offset in SCALE_BYTES[kind]:
+        scales = rng.uniform(1e-4, 2e-4, len(blocks)).astype(np.float16)
+        blocks[:, offset : offset + 2] = scales.view(np.uint8).reshape(-1, 2)
+    return blocks.reshape(len(values), -1)
+
+
+def interleave_rotary_rows(values: npt.NDArray[Any], head_dim: int) -> npt.NDArray[Any]:
+    """The converter's permutation of Llama's q and k rows."""
+    halves = values.reshape(len(values) // head_dim, 2, head_dim // 2, -1)
+    return halves.swapaxes(1, 2).reshape(values.shape)
+
+
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    kind: Kind = Kind.F32,
+    *,
+    kinds: dict[str, Kind] | None = None,
+    metadata: dict[str, Any] | None = None,
+    top_metadata: dict[str, Any] | None = None,
+    extra_tensors: dict[str, npt.NDArray[np.float32]] | None = None,
+) -> None:
+    """Matrices in `kind`, or as `kinds` says by Hugging Face name. `model` gets the weights that the file stands for.
+
+    `metadata` has keys without the architecture's prefix, `top_metadata` whole ones; None removes an entry.
+    """
+    config = model.config
+    arch = "llama" if config.model_type == "mistral" else config.model_type
+    writer = gguf.GGUFWriter(path, arch)
+    entries = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim(model),
+        "attention.value_length": head_dim(model),
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": config.rope_parameters["rope_theta"],
+    } | (metadata or {})
+    for key, value in entries.items():
+        add_value(writer, f"{arch}.{key}", value)
+    for key, value in (top_metadata or {}).items():
+        add_value(writer, key, value)
+    for name, parameter in model.named_parameters():
+        own_kind = (kinds or {}).get(name, kind) if parameter.ndim == 2 else Kind.F32
+        data = quantised(parameter.detach().numpy(), own_kind)
+        with torch.no_grad():
+            parameter.copy_(torch.from_numpy(gguf.dequantize(data, own_kind).reshape(parameter.shape)))
+        if arch == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
+            data = interleave_rotary_rows(data, head_dim(model))
+        writer.add_tensor(gguf_name(name), data, raw_dtype=own_kind)
+    for name, values in (extra_tensors or {}).items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def head_dim(model: PreTrainedModel) -> int:
+    config = model.config
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    match value:
+        case None:
+            return
+        case bool():
+            writer.add_bool(key, value)
+        case int():
+            writer.add_uint32(key, value)
+        case float():
+            writer.add_float32(key, value)
+        case str():
+            writer.add_string(key, value)
+        case list():
+            writer.add_array(key, value)
