@@ -1,0 +1,70 @@
+"""One request's tokens to text deltas, up to a stop string."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from configs.sampling import SamplingParams
+
+from .stop_strings import StopStringFilter
+from .tokenizer import TextStream, Tokenizer
+
+
+class TextDelta(msgspec.Struct, frozen=True):
+    """What some new tokens add."""
+
+    text: str
+    num_tokens: int
+    """How many of the tokens count: those after the one that completed a stop string do not."""
+    stop_string: str | None = None
+    """The stop string that ended the text. The core has not noticed: abort the request."""
+
+
+class Detokenizer:
+    """Joined deltas are the text of prompt and output together, less the prompt's.
+
+    Text waits only inside a character and where it may become a stop string. A stop string counts when its last
+    character belongs to output token `min_tokens` or a later one; one that is complete before stays in the text.
+    Cost per token does not depend on how many there were.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        self._stream = TextStream(
+            tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=prompt_token_ids
+        )
+        self._stops = StopStringFilter(params.stop, include_in_output=params.include_stop_str_in_output)
+        self._keep_stop_token = params.include_stop_str_in_output
+        self._min_tokens = params.min_tokens
+        self._num_tokens = 0
+        self._ended = False
+
+    def push(self, token_ids: Sequence[int], finish_reason: str | None = None) -> TextDelta:
+        """Text of the next output tokens; with a `finish_reason` they are the last, and what waits leaves.
+
+        When the reason is `stop`, the last id is the one that ended the request, and its text is left out unless
+        `include_stop_str_in_output` is set. Tokens after the end, from a core that is a step ahead, count for
+        nothing.
+        """
+        if self._ended:
+            return TextDelta("", 0)
+        texts: list[str] = []
+        num_shown = len(token_ids) - (finish_reason == "stop" and not self._keep_stop_token)
+        for count, token_id in enumerate(token_ids[:num_shown], start=1):
+            self._num_tokens += 1
+            if stop := self._add(self._stream.push(token_id), texts):
+                return self._end(texts, count, stop)
+        if finish_reason is None:
+            return TextDelta("".join(texts), len(token_ids))
+        stop = self._add(self._stream.finish(), texts)
+        if stop is None:
+            texts.append(self._stops.finish())
+        return self._end(texts, len(token_ids), stop)
+
+    def _add(self, text: str, texts: list[str]) -> str | None:
+        text, stop = self._stops.push(text, may_match=self._num_tokens >= self._min_tokens)
+        texts.append(text)
+        return stop
+
+    def _end(self, texts: list[str], num_tokens: int, stop_string: str | None) -> TextDelta:
+        self._ended = True
+        return TextDelta("".join(texts), num_tokens, stop_string)

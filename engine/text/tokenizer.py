@@ -1,0 +1,156 @@
+"""Text to token ids and back."""
+
+import codecs
+import os
+import re
+from collections.abc import Sequence
+
+import tokenizers
+
+from engine.checkpoints.checkpoint import Checkpoint, TokenizerFiles
+from engine.checkpoints.gguf_file import GGUFVocabulary
+
+from .gguf_vocab import build_tokenizer
+from .token_spelling import spelling_of
+from .tokenizer_files import read_tokenizer
+
+# One text is encoded per call, so the library's thread pool would only take cores from the engine.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> "Tokenizer":
+    """Raises CheckpointError when the checkpoint's tokenizer is missing, broken or of an unknown kind."""
+    source = checkpoint.tokenizer_source
+    if isinstance(source, TokenizerFiles):
+        backend, special_tokens = read_tokenizer(source)
+    else:
+        backend, special_tokens = build_tokenizer(source), _named_tokens(source)
+    return Tokenizer(backend, special_tokens, checkpoint.chat_template)
+
+
+def _named_tokens(vocabulary: GGUFVocabulary) -> dict[str, str]:
+    ids = {
+        "bos_token": vocabulary.bos_token_id,
+        "eos_token": vocabulary.eos_token_id,
+        "unk_token": vocabulary.unk_token_id,
+        "pad_token": vocabulary.pad_token_id,
+    }
+    return {name: vocabulary.tokens[token_id] for name, token_id in ids.items() if token_id is not None}
+
+
+class Tokenizer:
+    """Immutable after loading; all methods may be called from any thread."""
+
+    def __init__(
+        self, backend: tokenizers.Tokenizer, special_tokens: dict[str, str], chat_template: str | None = None
+    ) -> None:
+        self._backend = backend
+        self._spelling = spelling_of(backend.decoder)
+        self._bytes: dict[int, bytes] = {}  # filled as ids are asked for: start-up need not walk the vocabulary
+        self._special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.special_tokens = special_tokens
+        """`bos_token`, `eos_token`, … for chat templates; names without a token are absent."""
+        self.chat_template = chat_template
+        self.vocab_size: int = backend.get_vocab_size()
+        self.bos_token_id = self._id_of("bos_token")
+        self.eos_token_id = self._id_of("eos_token")
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
+
+    @property
+    def leading_spaces(self) -> int:
+        """Spaces that decoding drops at the start of a text: SentencePiece puts one there when it encodes."""
+        return self._spelling.leading_spaces
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Spellings of special tokens inside it become those tokens, as in transformers.
+
+        Lone surrogates, which UTF-8 cannot hold, count as U+FFFD. The GIL is free while a long text is encoded.
+        """
+        # encode() would hold the GIL, and the others compute offsets that nobody reads.
+        [encoding] = self._backend.encode_batch_fast([_well_formed(text)], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the ids: their bytes joined, and U+FFFD for what is not UTF-8.
+
+        Differs from transformers in one case: of a run of SentencePiece byte tokens that is not valid as a whole,
+        the valid characters are kept.
+        """
+        stream = TextStream(self, skip_special_tokens=skip_special_tokens)
+        return "".join(map(stream.push, token_ids)) + stream.finish()
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Raw bytes, perhaps part of a character; b"" for ids beyond the tokenizer's vocabulary."""
+        raw = self._bytes.get(token_id)
+        if raw is None:
+            token = self._backend.id_to_token(token_id)
+            raw = self._bytes[token_id] = b"" if token is None else self._spelling.to_bytes(token)
+        return raw
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._special_ids
+
+
+class TextStream:
+    """The text of a token sequence, piece by piece: a character comes out when its last byte is there.
+
+    `prompt_token_ids` were decoded before: their text does not come out, but a character that their last byte
+    left open is completed, and the space that SentencePiece drops at the start of a text is dropped there.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, prompt_token_ids: Sequence[int] = ()
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip_special_tokens = skip_special_tokens
+        self._leading_spaces = tokenizer.leading_spaces
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._skip_prompt(prompt_token_ids)
+
+    def push(self, token_id: int) -> str:
+        """Text that this token completes."""
+        return self._decoder.decode(self._visible_bytes(token_id))
+
+    def finish(self) -> str:
+        """U+FFFD when the sequence ends inside a character."""
+        return self._decoder.decode(b"", final=True)
+
+    def _visible_bytes(self, token_id: int) -> bytes:
+        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+            return b""
+        raw = self._tokenizer.token_bytes(token_id)
+        if self._leading_spaces and raw:
+            kept = raw[min(self._leading_spaces, len(raw) - len(raw.lstrip(b" "))) :]
+            self._leading_spaces = 0 if kept else self._leading_spaces - len(raw)
+            return kept
+        return raw
+
+    def _skip_prompt(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            if not self._leading_spaces:
+                break
+            self._visible_bytes(token_id)
+        leading_spaces, self._leading_spaces = self._leading_spaces, 0
+        tail = b""
+        for token_id in reversed(token_ids):
+            if len(tail) >= 3:  # bytes of the longest unfinished character
+                break
+            tail = self._visible_bytes(token_id) + tail
+        self._decoder.decode(tail[-3:])
+        self._leading_spaces = leading_spaces
+
+
+def _well_formed(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _SURROGATE.sub("\ufffd", text)
+    return text

@@ -1,0 +1,177 @@
+"""Joined deltas equal the text of the whole, and stop strings end it at the right character and token."""
+
+from itertools import pairwise
+from time import perf_counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_tokenizers import as_tokenizer, byte_level_vocabulary, sentencepiece_model, sentencepiece_vocabulary
+
+from configs.sampling import SamplingParams
+from engine.text.detokenizer import Detokenizer, TextDelta
+
+BYTE_LEVEL = as_tokenizer(byte_level_vocabulary())
+SENTENCEPIECE = as_tokenizer(sentencepiece_vocabulary(sentencepiece_model()))
+BOTH = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["byte-level", "sentencepiece"])
+BYTE_IDS = {value: i for i in range(474) if len(value := BYTE_LEVEL.token_bytes(i)) == 1}
+IDS = st.lists(st.integers(0, 480), max_size=30)
+
+
+def ids_of(text, tokenizer=BYTE_LEVEL):
+    return tokenizer.encode(text, add_special_tokens=False)
+
+
+def single_bytes(text):
+    """One token per byte."""
+    return [BYTE_IDS[bytes([byte])] for byte in text.encode()]
+
+
+def stream(tokenizer, ids, *, prompt=(), finish_reason="length", **params):
+    """Deltas of one token per push, up to the end of the request."""
+    detokenizer = Detokenizer(tokenizer, prompt, SamplingParams(max_tokens=None, **params))
+    deltas = []
+    for i, token_id in enumerate(ids):
+        last = i == len(ids) - 1
+        deltas.append(detokenizer.push([token_id], finish_reason if last else None))
+        if deltas[-1].stop_string:
+            break
+    return deltas
+
+
+def joined(deltas):
+    return "".join(delta.text for delta in deltas)
+
+
+@BOTH
+@given(ids=IDS, skip=st.booleans())
+def test_any_ids_stream_to_the_whole_text(tokenizer, ids, skip):
+    deltas = stream(tokenizer, ids, skip_special_tokens=skip)
+    assert joined(deltas) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@BOTH
+@given(prompt=IDS, ids=IDS, skip=st.booleans())
+def test_deltas_continue_the_prompt(tokenizer, prompt, ids, skip):
+    """What an unfinished character at the end of the prompt becomes is the output's."""
+    before = tokenizer.decode(prompt, skip_special_tokens=skip).rstrip("\ufffd")
+    text = joined(stream(tokenizer, ids, prompt=prompt, skip_special_tokens=skip))
+    whole = tokenizer.decode([*prompt, *ids], skip_special_tokens=skip)
+    assert whole.startswith(before)
+    assert text.lstrip("\ufffd") == whole[len(before) :].lstrip("\ufffd")
+
+
+@BOTH
+@given(text=st.text(max_size=30))
+def test_valid_text_never_shows_a_replacement_character(tokenizer, text):
+    text = text.replace("\ufffd", "")
+    deltas = stream(tokenizer, ids_of(text, tokenizer), skip_special_tokens=False)
+    assert joined(deltas) == text
+    assert "\ufffd" not in joined(deltas)
+
+
+@given(ids=IDS, cuts=st.sets(st.integers(0, 30)), stop=st.sampled_from([(), ("e", "th"), (" the",)]))
+def test_several_tokens_at_once_change_nothing(ids, cuts, stop):
+    detokenizer = Detokenizer(BYTE_LEVEL, [], SamplingParams(stop=stop, max_tokens=None))
+    borders = [0, *sorted(cut for cut in cuts if 0 < cut < len(ids)), len(ids)]
+    deltas = [
+        detokenizer.push(ids[start:end], "length" if end == len(ids) else None) for start, end in pairwise(borders)
+    ]
+    alone = stream(BYTE_LEVEL, ids, stop=stop)
+    assert joined(deltas) == joined(alone)
+    assert sum(delta.num_tokens for delta in deltas) == sum(delta.num_tokens for delta in alone)
+
+
+def test_characters_leave_whole():
+    deltas = stream(BYTE_LEVEL, single_bytes("é😀!"))
+    assert [delta.text for delta in deltas] == ["", "é", "", "", "", "😀", "!"]
+
+
+def test_an_unfinished_character_at_the_end_is_replaced():
+    assert joined(stream(BYTE_LEVEL, single_bytes("a😀")[:-1])) == "a\ufffd"
+
+
+def test_a_character_that_the_prompt_began_is_completed():
+    ids = single_bytes("é")
+    assert joined(stream(BYTE_LEVEL, ids[1:], prompt=ids[:1])) == "é"
+
+
+def test_sentencepiece_keeps_the_space_between_prompt_and_output():
+    prompt, output = SENTENCEPIECE.encode("Hello"), ids_of("world", SENTENCEPIECE)
+    assert joined(stream(SENTENCEPIECE, output, prompt=prompt)) == " world"
+    only_bos = prompt[:1]
+    assert joined(stream(SENTENCEPIECE, output, prompt=only_bos)) == "world"
+    assert joined(stream(SENTENCEPIECE, output, prompt=only_bos, skip_special_tokens=False)) == " world"
+
+
+def test_special_tokens_are_hidden_or_shown():
+    ids = [*ids_of("a"), BYTE_LEVEL.eos_token_id, *ids_of("b")]
+    assert joined(stream(BYTE_LEVEL, ids)) == "ab"
+    shown = stream(BYTE_LEVEL, ids, skip_special_tokens=False)
+    assert joined(shown) == "a<|end|>b"
+    assert sum(delta.num_tokens for delta in shown) == 3
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_over_token_borders(include):
+    deltas = stream(BYTE_LEVEL, single_bytes("one STOP two"), stop=("STOP",), include_stop_str_in_output=include)
+    assert joined(deltas) == ("one STOP" if include else "one ")
+    assert deltas[-1].stop_string == "STOP"
+    assert sum(delta.num_tokens for delta in deltas) == len("one STOP")
+
+
+def test_a_stop_string_inside_a_token():
+    ids = ids_of("The sea shells.")
+    [position] = [i for i, token_id in enumerate(ids) if b"shell" in BYTE_LEVEL.token_bytes(token_id)]
+    detokenizer = Detokenizer(BYTE_LEVEL, [], SamplingParams(stop=("she",)))
+    delta = detokenizer.push(ids)
+    assert delta == TextDelta("The sea ", position + 1, "she")
+    assert detokenizer.push(ids) == TextDelta("", 0), "tokens after the end count for nothing"
+
+
+def test_a_stop_string_in_the_last_token_is_reported():
+    assert stream(BYTE_LEVEL, single_bytes("abc"), stop=("c",))[-1] == TextDelta("", 1, "c")
+
+
+def test_text_that_waits_leaves_at_the_end():
+    deltas = stream(BYTE_LEVEL, single_bytes("abEN"), stop=("END",))
+    assert [delta.text for delta in deltas] == ["a", "b", "", "EN"]
+
+
+def test_min_tokens_holds_stop_strings_off():
+    ids = single_bytes("a.b.c.d")
+    assert joined(stream(BYTE_LEVEL, ids, stop=(".",), min_tokens=4)) == "a.b"
+    assert joined(stream(BYTE_LEVEL, ids, stop=(".",), min_tokens=5)) == "a.b.c"
+    assert joined(stream(BYTE_LEVEL, ids, stop=(".",), min_tokens=7)) == "a.b.c.d"
+    assert joined(stream(BYTE_LEVEL, ids, stop=(".b.",), min_tokens=4)) == "a", "only its end counts"
+
+
+@pytest.mark.parametrize(("include", "expected"), [(False, "ab"), (True, "abc")])
+def test_the_stop_token_is_left_out_unless_asked_for(include, expected):
+    deltas = stream(BYTE_LEVEL, single_bytes("abc"), finish_reason="stop", include_stop_str_in_output=include)
+    assert joined(deltas) == expected
+    assert sum(delta.num_tokens for delta in deltas) == 3
+
+
+def test_the_end_of_sequence_token_stays_hidden_as_a_special_token():
+    ids = [*ids_of("a"), BYTE_LEVEL.eos_token_id]
+    assert joined(stream(BYTE_LEVEL, ids, finish_reason="stop", include_stop_str_in_output=True)) == "a"
+
+
+def test_a_request_that_ends_without_a_token_gives_what_waits():
+    detokenizer = Detokenizer(BYTE_LEVEL, [], SamplingParams(stop=("END",)))
+    assert detokenizer.push(single_bytes("xEN")).text == "x"
+    assert detokenizer.push([], "abort") == TextDelta("EN", 0)
+
+
+def test_cost_per_token_is_flat():
+    params = SamplingParams(stop=("<|never|>", "abcdefgh", "\n\n\n\n\n", "Human:"), max_tokens=None)
+    ids = ids_of("The quick brown fox jumps over the lazy dog. ")
+    detokenizer = Detokenizer(BYTE_LEVEL, [], params)
+    seconds = []
+    for _ in range(20):
+        start = perf_counter()
+        for i in range(400):
+            detokenizer.push([ids[i % len(ids)]])
+        seconds.append(perf_counter() - start)
+    assert min(seconds[10:]) < 1.5 * min(seconds[:10])
