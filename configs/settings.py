@@ -43,9 +43,7 @@ class EngineConfig(SchedulerConfig, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="Type of weights and KV cache; auto follows the checkpoint and the machine."),
     ] = "auto"
-    device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto takes a GPU where there is one.")] = (
-        "auto"
-    )
+    device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto takes a GPU where there is one.")] = "auto"
     attention_backend: Annotated[
         str,
         Meta(description="auto takes the fastest that supports the model; a name is refused with reasons."),
@@ -82,9 +80,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
     max_body_bytes: Annotated[
         int, Meta(ge=1, description="Largest request body; a larger one is answered with 413.")
     ] = 32 * 2**20
-    max_choices: Annotated[int, Meta(ge=1, description="Most choices of one request: its prompts times `n`.")] = (
-        1024
-    )
+    max_choices: Annotated[int, Meta(ge=1, description="Most choices of one request: its prompts times `n`.")] = 1024
     max_stop_strings: Annotated[int, Meta(ge=1, description="Most `stop` strings of one request.")] = 16
     max_stop_chars: Annotated[int, Meta(ge=1, description="Most characters of one `stop` string.")] = 1024
     log_level: Annotated[

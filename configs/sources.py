@@ -1,0 +1,87 @@
+"""Where settings come from: defaults < TOML file < environment < command line. The later source wins."""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from configs.errors import SettingsError
+from configs.settings import SchedulerConfig, ServerConfig
+
+ENV_PREFIX = "OCTAVO_"
+PRESETS = Path(__file__).parent / "presets"
+KNOWN_KEYS = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
+
+Config = TypeVar("Config", bound=SchedulerConfig)
+
+
+def resolve(
+    cls: type[Config],
+    *,
+    toml: str | Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, object] | None = None,
+) -> Config:
+    """Build `cls` from its defaults, a preset or TOML file, `environ` and `flags` (field name -> value).
+
+    A file and the environment may hold keys of any layer: those that `cls` does not have are checked and left
+    out, so that one file serves every command. Raises `SettingsError` naming the source and the key.
+    """
+    found = _read_toml(toml) if toml is not None else {}
+    found |= _read_environment(environ or {})
+    found |= {name: _convert(name, value, _flag(name)) for name, value in (flags or {}).items()}
+    own = {field.name for field in msgspec.structs.fields(cls)}
+    return cls(**{name: value for name, value in found.items() if name in own})
+
+
+def preset_names() -> list[str]:
+    return sorted(path.stem for path in PRESETS.glob("*.toml"))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`; did you mean …?` with the nearest of `known`, or nothing when none is near."""
+    nearest = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def _read_toml(source: str | Path) -> dict[str, Any]:
+    path = PRESETS / f"{source}.toml" if source in preset_names() else Path(source)
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        presets = ", ".join(preset_names())
+        raise SettingsError(f"--config {source}: {error.strerror}; the presets are {presets}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not a TOML file: {error}") from error
+    for name in content:
+        if name not in KNOWN_KEYS:
+            raise SettingsError(f"{path}: unknown key {name}{did_you_mean(name, KNOWN_KEYS)}")
+    return {name: _convert(name, value, f"{path}: {name}", strict=True) for name, value in content.items()}
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+    variables = {ENV_PREFIX + name.upper(): name for name in KNOWN_KEYS}
+    found = {}
+    for variable, value in environ.items():
+        if variable in variables:
+            found[variables[variable]] = _convert(variables[variable], value, variable)
+        elif variable.startswith(ENV_PREFIX):
+            raise SettingsError(f"unknown environment variable {variable}{did_you_mean(variable, variables)}")
+    return found
+
+
+def _flag(name: str) -> str:
+    if name not in KNOWN_KEYS:
+        raise SettingsError(f"unknown setting {name}{did_you_mean(name, KNOWN_KEYS)}")
+    return "--" + name.replace("_", "-")
+
+
+def _convert(name: str, value: object, where: str, *, strict: bool = False) -> object:
+    """Check one value against its field; `strict` takes no strings for numbers."""
+    try:
+        return msgspec.convert(value, KNOWN_KEYS[name], strict=strict)
+    except msgspec.ValidationError as error:
+        raise SettingsError(f"{where}: {str(error).replace('`', '')}; got {value!r}") from error

@@ -1,0 +1,88 @@
+"""`octavo`: serve, generate, chat, bench. Each command lives in `server/commands` and is imported when it runs."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from configs.errors import UsageError
+from configs.settings import EngineConfig, ServerConfig
+from configs.sources import resolve
+from server.flags import Parser, add_model_argument, add_setting_flags, given_settings, refuse_unknown
+from server.version import version
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. A `UsageError` is one line on stderr and exit code 2; Ctrl-C gives 130."""
+    try:
+        return _run(sys.argv[1:] if argv is None else list(argv))
+    except UsageError as error:
+        print("octavo: error:", " ".join(str(error).split()), file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(argv: list[str]) -> int:
+    parser, commands = build_parser()
+    arguments, unknown = parser.parse_known_args(argv)
+    command = commands[arguments.command]
+    refuse_unknown(unknown, command)
+    cls = ServerConfig if arguments.command == "serve" else EngineConfig
+    flags = given_settings(arguments, cls)
+    config = resolve(cls, toml=arguments.config, environ=os.environ, flags=flags)
+    module = importlib.import_module(f"server.commands.{arguments.module}")
+    code: int = module.run(config, arguments)
+    return code
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The parser of `octavo`, and those of its commands by name."""
+    parser = Parser(prog="octavo", description="LLM inference server with an OpenAI-style API.")
+    parser.add_argument("--version", action="version", version=f"octavo {version()}")
+    kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    serve = kinds.add_parser("serve", help="serve a model over HTTP")
+    generate = kinds.add_parser("generate", help="continue prompts in the terminal")
+    chat = kinds.add_parser("chat", help="chat with a model in the terminal")
+    bench = kinds.add_parser("bench", help="measure")
+    throughput = bench.add_subparsers(dest="bench", required=True, metavar="WHAT").add_parser(
+        "throughput", help="tokens per second of a batch of prompts, without HTTP"
+    )
+    commands = {"serve": serve, "generate": generate, "chat": chat, "bench": throughput}
+    for name, command in commands.items():
+        add_model_argument(command)
+        command.set_defaults(module=name)
+    _add_sampling_flags(generate)
+    _add_sampling_flags(chat)
+    generate.add_argument("--prompt", action="append", required=True, help="text to continue; may be repeated")
+    _add_bench_flags(throughput)
+    for name, command in commands.items():
+        add_setting_flags(command, ServerConfig if name == "serve" else EngineConfig)
+    return parser, commands
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags named as the fields of `SamplingParams`; what is not given comes from the checkpoint."""
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of one answer")
+    parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
+    parser.add_argument("--top-k", type=int, metavar="N", help="keep the N likeliest tokens")
+    parser.add_argument("--top-p", type=float, metavar="X", help="keep the likeliest tokens up to this probability")
+    parser.add_argument("--min-p", type=float, metavar="X", help="keep tokens this likely, relative to the likeliest")
+    parser.add_argument("--repetition-penalty", type=float, metavar="X", help="above 1 avoids repetition")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
+
+
+def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dataset", metavar="FILE", help="lines of JSON with prompt and max_tokens")
+    parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="prompts (default: %(default)s)")
+    parser.add_argument(
+        "--input-len", type=int, default=128, metavar="N", help="tokens of a random prompt (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output-len", type=int, default=128, metavar="N", help="tokens per answer (default: %(default)s)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""Settings from defaults, TOML, environment and command line."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from configs.errors import SettingsError
+from configs.settings import EngineConfig, SchedulerConfig, ServerConfig
+from configs.sources import KNOWN_KEYS, preset_names, resolve
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_later_sources_win(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.toml", "port = 1\nmax_num_seqs = 1\nblock_size = 1\n")
+    environ = {"OCTAVO_PORT": "2", "OCTAVO_MAX_NUM_SEQS": "2", "HOME": "/"}
+    config = resolve(ServerConfig, toml=file, environ=environ, flags={"port": "3"})
+    assert (config.port, config.max_num_seqs, config.block_size, config.host) == (3, 2, 1, "127.0.0.1")
+
+
+def test_no_source_gives_the_defaults() -> None:
+    assert resolve(ServerConfig) == ServerConfig()
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_presets_load_for_every_layer(name: str) -> None:
+    for cls in (SchedulerConfig, EngineConfig, ServerConfig):
+        assert isinstance(resolve(cls, toml=name), cls)
+
+
+def test_three_presets_are_shipped() -> None:
+    assert preset_names() == ["cpu", "gpu", "test"]
+
+
+def test_keys_of_other_layers_are_left_out(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.toml", "port = 1\nblock_size = 8\n")
+    config = resolve(SchedulerConfig, toml=file, environ={"OCTAVO_HOST": "::"})
+    assert config.block_size == 8
+    assert not hasattr(config, "port")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("true", True), ("1", True), ("0", False), ("false", False), ("False", False)]
+)
+def test_booleans_of_the_environment(value: str, expected: bool) -> None:
+    config = resolve(EngineConfig, environ={"OCTAVO_ENABLE_PREFIX_CACHING": value})
+    assert config.enable_prefix_caching is expected
+
+
+@pytest.mark.parametrize(
+    ("sources", "words"),
+    [
+        ({"flags": {"max_num_seq": "1"}}, ["max_num_seq", "did you mean max_num_seqs?"]),
+        ({"environ": {"OCTAVO_PROT": "1"}}, ["OCTAVO_PROT", "did you mean OCTAVO_PORT?"]),
+        ({"environ": {"OCTAVO_ZZZZZZ": "1"}}, ["unknown environment variable OCTAVO_ZZZZZZ"]),
+        ({"flags": {"max_num_seqs": "0"}}, ["--max-num-seqs", "int >= 1", "'0'"]),
+        ({"flags": {"max_model_len": "-1"}}, ["--max-model-len", ">= 1"]),
+        ({"flags": {"dtype": "int8"}}, ["--dtype", "int8"]),
+        ({"environ": {"OCTAVO_PORT": "x"}}, ["OCTAVO_PORT", "'x'"]),
+        ({"environ": {"OCTAVO_KV_CACHE_MEMORY_FRACTION": "1.5"}}, ["OCTAVO_KV_CACHE_MEMORY_FRACTION", "1.5"]),
+        ({"toml": "no-such-preset"}, ["no-such-preset", "cpu, gpu, test"]),
+    ],
+)
+def test_refusals_name_source_and_key(sources: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(SettingsError) as caught:
+        resolve(ServerConfig, **sources)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("prot = 1", ["prot", "did you mean port?"]),
+        ("[scheduler]\nblock_size = 1", ["unknown key scheduler"]),
+        ("port = '1'", ["port", "int"]),
+        ("port = ", ["not a TOML file"]),
+    ],
+)
+def test_refusals_name_the_file(tmp_path: Path, text: str, words: list[str]) -> None:
+    file = write(tmp_path / "settings.toml", text)
+    with pytest.raises(SettingsError) as caught:
+        resolve(ServerConfig, toml=file)
+    assert all(word in str(caught.value) for word in ["settings.toml", *words]), str(caught.value)
+
+
+def test_the_server_knows_every_setting() -> None:
+    for cls in (SchedulerConfig, EngineConfig):
+        assert {field.name for field in msgspec.structs.fields(cls)} <= set(KNOWN_KEYS)

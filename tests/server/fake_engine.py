@@ -1,0 +1,136 @@
+"""An engine without a model: the face of `AsyncEngine`, a byte tokenizer, and text that the test scripts.
+
+Token ids 0-255 are bytes, 256 begins and 257 ends a sequence. A request gets `script` token by token (one byte
+each) and ends at its end, at a stop string or at max_tokens.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import Any
+
+from configs.errors import ContextLengthExceeded, InvalidRequest
+from configs.sampling import SamplingParams
+from engine.messages import CoreReady, TokenLogprobs
+from engine.outputs import RequestOutput
+
+BOS, EOS, VOCAB_SIZE = 256, 257, 258
+
+
+class ByteTokenizer:
+    def __init__(self, bos_token_id: int | None = BOS) -> None:
+        self.bos_token_id = bos_token_id
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b"<end>"
+
+
+class FakeEngine:
+    """`script(prompt, params)` gives a request's text; `delay` passes before each token."""
+
+    def __init__(
+        self,
+        script: Callable[[str, SamplingParams], str] = lambda prompt, params: f"<{prompt}>",
+        *,
+        max_model_len: int = 1000,
+        bos_token_id: int | None = BOS,
+        default_sampling: dict[str, Any] | None = None,
+    ) -> None:
+        self.script = script
+        self.delay = 0.0
+        self.fail_after: tuple[int, Exception] | None = None
+        """Tokens before an error is raised, and the error."""
+        self.num_cached_tokens = 0
+        self.is_dead = False
+        self.tokenizer = ByteTokenizer(bos_token_id)
+        self.default_sampling = default_sampling or {}
+        self.info = CoreReady(
+            architecture="FakeForCausalLM",
+            num_parameters=0,
+            dtype="float32",
+            device="cpu",
+            attention_backend="none",
+            notes=[],
+            vocab_size=VOCAB_SIZE,
+            max_model_len=max_model_len,
+            kv_cache_tokens=4096,
+            block_size=16,
+            num_threads=1,
+            timings={"load": 0.1},
+        )
+        self.requests: list[tuple[str, list[int], SamplingParams, int, str | None]] = []
+        self.template_kwargs: dict[str, Any] = {}
+        self.messages: list[dict[str, Any]] = []
+        self.aborted: list[str] = []
+        self.num_tokens = 0
+
+    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        prefix = [BOS] if add_special_tokens and text and self.tokenizer.bos_token_id is not None else []
+        return prefix + list(text.encode())
+
+    async def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
+        self.messages, self.template_kwargs = messages, template_kwargs
+        if any(message["role"] == "forbidden" for message in messages):
+            raise InvalidRequest("the template knows no such role", param="messages")
+        return list("|".join(message["content"] for message in messages).encode())
+
+    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        limit = self.info.max_model_len
+        wanted = len(prompt_token_ids) + (params.max_tokens or 1)
+        if not prompt_token_ids:
+            raise InvalidRequest("the prompt is empty", param="prompt")
+        if wanted > limit:
+            raise ContextLengthExceeded(f"the context has {limit} tokens; the request needs {wanted}")
+        if not all(0 <= token_id < VOCAB_SIZE for token_id in prompt_token_ids):
+            raise InvalidRequest(f"token ids are between 0 and {VOCAB_SIZE - 1}", param="prompt")
+        params.check_token_ids(VOCAB_SIZE)
+
+    async def generate(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        self.requests.append((request_id, prompt_token_ids, params, priority, cache_salt))
+        prompt = bytes(token_id for token_id in prompt_token_ids if token_id < 256).decode(errors="replace")
+        finished = False
+        try:
+            for output in self._outputs(prompt_token_ids, self.script(prompt, params), params):
+                if self.fail_after and output.num_output_tokens > self.fail_after[0]:
+                    raise self.fail_after[1]
+                await asyncio.sleep(self.delay)
+                self.num_tokens += 1
+                finished = output.finish_reason is not None
+                yield output
+        finally:
+            if not finished:
+                self.aborted.append(request_id)
+
+    def _outputs(self, prompt: list[int], script: str, params: SamplingParams) -> Iterator[RequestOutput]:
+        limit = params.max_tokens or self.info.max_model_len - len(prompt)
+        text = ""
+        for count, letter in enumerate([*script, ""], start=1):
+            text = (text + letter)[-100:]
+            stop = next((one for one in params.stop if text.endswith(one)), None)
+            ended = "stop" if letter == "" or stop else "length" if count == limit else None
+            yield RequestOutput(
+                text="" if stop else letter,
+                token_ids=[ord(letter) if letter else EOS],
+                logprobs=self._logprobs(letter, params),
+                finish_reason=ended,
+                stop_reason=stop,
+                num_prompt_tokens=len(prompt),
+                num_cached_tokens=self.num_cached_tokens,
+                num_output_tokens=count,
+            )
+            if ended:
+                return
+
+    def _logprobs(self, letter: str, params: SamplingParams) -> list[TokenLogprobs] | None:
+        if params.logprobs is None:
+            return None
+        token_id = ord(letter) if letter else EOS
+        top = [(token_id, -0.5), (0x80, float("-inf"))][: params.logprobs]
+        return [TokenLogprobs(token_id, -0.5, top)]

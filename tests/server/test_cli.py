@@ -1,0 +1,130 @@
+"""The command line: flags from the settings, and refusals of one line."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from configs.settings import EngineConfig, ServerConfig
+from server import cli
+from server.commands import bench
+from server.commands.serve import model_name
+from server.flags import description, given_settings
+from server.listener import bind
+
+ROOT = Path(__file__).parents[2]
+
+
+def parsed(*argv: str) -> dict[str, object]:
+    parser, _ = cli.build_parser()
+    return dict(given_settings(parser.parse_args(argv), ServerConfig))
+
+
+@pytest.mark.parametrize("command", [["serve"], ["generate"], ["chat"], ["bench", "throughput"]])
+def test_help_names_every_setting(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([*command, "--help"])
+    text = capsys.readouterr().out
+    for field in msgspec.structs.fields(ServerConfig if command == ["serve"] else EngineConfig):
+        assert field.name == "model" or "--" + field.name.replace("_", "-") in text
+
+
+def test_flags_are_settings() -> None:
+    given = parsed("serve", "folder", "--port", "5", "--no-enable-prefix-caching", "--dtype", "float32")
+    assert given == {"model": "folder", "port": "5", "enable_prefix_caching": False, "dtype": "float32"}
+    assert parsed("serve") == {}
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["serve", "--max-num-seq", "1"], ["--max-num-seq", "did you mean --max-num-seqs?"]),
+        (["serve", "--port", "x"], ["--port", "'x'"]),
+        (["serve", "--port", "70000"], ["--port", "65535"]),
+        (["serve", "--dtype", "int8"], ["--dtype", "float32"]),
+        (["serve", "--config", "none"], ["--config none", "cpu, gpu, test"]),
+        (["serv"], ["serv", "serve"]),
+        ([], ["COMMAND"]),
+        (["bench"], ["WHAT"]),
+        (["generate"], ["--prompt"]),
+        (["serve", "--host", "256.0.0.1"], ["256.0.0.1"]),
+        (["serve", "--host", "example.invalid"], ["example.invalid"]),
+        (["bench", "throughput", "--num-prompts", "0"], ["--num-prompts"]),
+        (["bench", "throughput", "--dataset", "/nowhere"], ["--dataset /nowhere"]),
+    ],
+)
+def test_refusals_are_one_line(argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("octavo: error: ")
+    assert captured.err.count("\n") == 1
+    assert all(word in captured.err for word in words), captured.err
+
+
+def test_a_port_in_use_is_told_before_anything_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert cli.main(["serve", "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port}" in capsys.readouterr().err
+
+
+def test_clients_are_refused_until_the_server_listens() -> None:
+    with bind("127.0.0.1", 0) as listener, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(listener.getsockname())
+
+
+def test_environment_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("OCTAVO_PORT", "x")
+    assert cli.main(["generate", "--prompt", "a"]) == 2
+    assert "OCTAVO_PORT" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out.startswith("octavo ")
+
+
+def test_every_setting_is_described() -> None:
+    for field in msgspec.structs.fields(ServerConfig):
+        assert description(field).endswith("."), field.name
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (ServerConfig(), "smollm2"),
+        (ServerConfig(model="/a/Qwen3-0.6B"), "Qwen3-0.6B"),
+        (ServerConfig(model="/a/Qwen3-0.6B/"), "Qwen3-0.6B"),
+        (ServerConfig(model="/a/tiny-Q4_0.gguf"), "tiny-Q4_0"),
+        (ServerConfig(model="/a/b", served_model_name="c"), "c"),
+    ],
+)
+def test_served_name(config: ServerConfig, name: str) -> None:
+    assert model_name(config) == name
+
+
+def test_datasets(tmp_path: Path) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"prompt": "a", "max_tokens": 3}\n\n{"prompt": "b", "more": 1}\n')
+    assert [(line.prompt, line.max_tokens) for line in bench.read_dataset(file)] == [("a", 3), ("b", 128)]
+    for text, word in [('{"prompt": 1}', "line 1"), ("", "no prompts"), ("x", "line 1")]:
+        file.write_text(text)
+        with pytest.raises(cli.UsageError, match=word):
+            bench.read_dataset(file)
+
+
+@pytest.mark.parametrize("module", ["server.cli", "server.app", "server.http_server", "server.commands.serve"])
+def test_the_api_process_imports_no_torch(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_parsing_the_command_line_loads_no_server() -> None:
+    code = "import sys, server.cli; server.cli.build_parser(); sys.exit('starlette' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -1,0 +1,155 @@
+"""Every error is OpenAI's error object, whatever goes wrong."""
+
+import contextlib
+import time
+
+import httpx
+import pytest
+
+from configs.errors import InvalidRequest
+from configs.settings import ServerConfig
+from server.app import create_app
+from server.parsing import BodyParser
+from server.protocol.completions import CompletionRequest
+from tests.server.fake_engine import FakeEngine
+
+JSON = {"content-type": "application/json"}
+ROUTES = ["/v1/completions", "/v1/chat/completions"]
+
+
+def check_error(response: httpx.Response, status: int) -> dict[str, str | None]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    assert error["message"]
+    return dict(error)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"not json",
+        b"",
+        b"[]",
+        b"null",
+        b"5",
+        b"{}",
+        b"{",
+        b'{"prompt": "x", "messages": []} x',
+        b"\xff\xfe",
+        b'{"a": "\xff", "prompt": "\xff", "messages": "\xff"}',
+        b'{"a": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+        b"[" * 50_000,
+    ],
+)
+async def test_malformed_bodies(client: httpx.AsyncClient, path: str, body: bytes) -> None:
+    error = check_error(await client.post(path, content=body, headers=JSON), 400)
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(("path", "field"), [(ROUTES[0], "prompt"), (ROUTES[1], "messages")])
+async def test_missing_fields_are_named(client: httpx.AsyncClient, path: str, field: str) -> None:
+    assert check_error(await client.post(path, json={}), 400)["param"] == field
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400", "-1e400"])
+@pytest.mark.parametrize(
+    "field",
+    ["temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"],
+)
+async def test_what_is_no_finite_number(client: httpx.AsyncClient, field: str, number: str) -> None:
+    value = f'{{"5": {number}}}' if field == "logit_bias" else number
+    body = f'{{"prompt": "a", "{field}": {value}}}'
+    check_error(await client.post(ROUTES[0], content=body, headers=JSON), 400)
+
+
+@pytest.mark.parametrize("field", ['"prompt": "a\\ud800b"', '"prompt": "a", "stop": "\\ud800"'])
+async def test_lone_surrogates(client: httpx.AsyncClient, field: str) -> None:
+    check_error(await client.post(ROUTES[0], content=f"{{{field}}}", headers=JSON), 400)
+
+
+async def test_other_content_types(client: httpx.AsyncClient) -> None:
+    response = await client.post(ROUTES[0], content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
+    assert "content-type" in str(check_error(response, 400)["message"])
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/docs", "/v1/models/none", "/v1/models/"])
+async def test_unknown_paths(client: httpx.AsyncClient, path: str) -> None:
+    check_error(await client.get(path), 404)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_wrong_methods(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.get(path)
+    check_error(response, 405)
+    assert "POST" in response.headers["allow"]
+
+
+@pytest.mark.parametrize("path", ROUTES)
+async def test_announced_bodies_that_are_too_large(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.post(path, content=b"x" * 100_001, headers=JSON)
+    assert "100000" in str(check_error(response, 413)["message"])
+
+
+async def test_unannounced_bodies_that_are_too_large(client: httpx.AsyncClient) -> None:
+    sent = 0
+
+    async def endless():  # type: ignore[no-untyped-def]
+        nonlocal sent
+        while True:
+            sent += 1
+            yield b"x" * 10_000
+
+    check_error(await client.post(ROUTES[0], content=endless(), headers=JSON), 413)
+    assert sent < 20
+
+
+async def test_a_dead_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    assert (await client.get("/health")).status_code == 200
+    engine.is_dead = True
+    check_error(await client.get("/health"), 503)
+    for path in ROUTES:
+        response = await client.post(path, json={"prompt": "a", "messages": [{"role": "user", "content": "a"}]})
+        assert check_error(response, 503)["code"] == "engine_dead"
+
+
+async def test_models(client: httpx.AsyncClient) -> None:
+    listed = (await client.get("/v1/models")).json()
+    assert listed["object"] == "list"
+    [model] = listed["data"]
+    assert (model["id"], model["object"], model["owned_by"]) == ("fake", "model", "octavo")
+    assert model["max_model_len"] == 1000
+    assert (await client.get("/v1/models/fake")).json() == model
+    assert check_error(await client.get("/v1/models/other"), 404)["code"] == "model_not_found"
+
+
+async def test_names_with_slashes(engine: FakeEngine) -> None:
+    transport = httpx.ASGITransport(create_app(engine, ServerConfig(), "maker/model"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        assert (await client.get("/v1/models/maker/model")).json()["id"] == "maker/model"
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        b'"' + b"word " * (4 << 20) + b'"',
+        b'"' + b"\\n" * (10 << 20) + b'"',
+        b"[" + b"1," * (10 << 20) + b"1]",
+        b"[" + b"1234," * 3_900_000 + b"1]",
+        b"[" + b"[]," * (7 << 20) + b"[]]",
+        b"[" + b'"",' * (7 << 20) + b'""]',
+        b"[" * (20 << 20),
+    ],
+    ids=["text", "escapes", "ids", "long ids", "lists", "texts", "brackets"],
+)
+def test_twenty_megabytes_do_not_stall_other_requests(prompt: bytes) -> None:
+    """Parsing holds the interpreter's lock, so all of its CPU time is an upper bound of what others wait."""
+    parser = BodyParser(CompletionRequest, 1 << 30)
+    data = b'{"prompt": ' + prompt + b"}"
+    before = time.thread_time()
+    with contextlib.suppress(InvalidRequest):
+        parser.decode(data)
+    assert time.thread_time() - before < 0.5  # 0.15 s on an idle machine

@@ -1,0 +1,118 @@
+"""generate, chat and bench: with a scripted engine, and once for real."""
+
+import asyncio
+import builtins
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs.errors import EngineDead, UsageError
+from configs.sampling import SamplingParams
+from server import cli
+from server.commands.chat import Conversation, converse
+from server.commands.generate import print_answer
+from server.commands.sampling import params_from_flags
+from tests.server.fake_engine import FakeEngine
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as opened:
+        yield opened
+
+
+def type_lines(monkeypatch: pytest.MonkeyPatch, *lines: str | type[BaseException]) -> None:
+    waiting = iter(lines)
+
+    def read(prompt: str) -> str:
+        line = next(waiting)
+        if isinstance(line, str):
+            return line
+        raise line
+
+    monkeypatch.setattr(builtins, "input", read)
+
+
+def test_chat_keeps_the_history(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    type_lines(monkeypatch, "a", "  ", "b", "/exit")
+    converse(runner, Conversation(engine, SamplingParams(max_tokens=None)))
+    assert capsys.readouterr().out == "<a>\n<a|<a>|b>\n"
+    assert [message["role"] for message in engine.messages] == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])
+def test_chat_ends_without_exit(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    type_lines(monkeypatch, end)
+    converse(runner, Conversation(FakeEngine(), SamplingParams()))
+
+
+def test_an_interrupted_answer_stays_as_far_as_it_came(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = FakeEngine()
+    engine.fail_after = (2, KeyboardInterrupt())  # type: ignore[assignment]
+    type_lines(monkeypatch, "abc", "/exit")
+    conversation = Conversation(engine, SamplingParams(max_tokens=None))
+    converse(runner, conversation)
+    assert conversation.messages[-1] == {"role": "assistant", "content": "<a"}
+    assert "[stopped]" in capsys.readouterr().out
+    assert len(engine.aborted) == 1
+
+
+def test_a_message_that_does_not_fit_is_forgotten(
+    runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conversation = Conversation(FakeEngine(max_model_len=20), SamplingParams(max_tokens=None))
+    type_lines(monkeypatch, "x" * 30, "y", "/exit")
+    converse(runner, conversation)
+    assert "context" in capsys.readouterr().out
+    assert [message["content"] for message in conversation.messages] == ["y", "<y>"]
+
+
+def test_chat_ends_with_the_engine(runner: asyncio.Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    engine.is_dead = True
+    engine.fail_after = (0, EngineDead())
+    type_lines(monkeypatch, "a")
+    with pytest.raises(UsageError, match="engine"):
+        converse(runner, Conversation(engine, SamplingParams()))
+
+
+async def test_generate_prints_prompt_and_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    await print_answer(FakeEngine(), "ab", SamplingParams(), "1")
+    assert capsys.readouterr().out == "ab<ab>\n"
+
+
+def test_sampling_flags() -> None:
+    parser, _ = cli.build_parser()
+    flags = ["--temperature", "0", "--top-k", "3", "--stop", "a", "--stop", "b"]
+    arguments = parser.parse_args(["chat", *flags])
+    params = params_from_flags(arguments, {"temperature": 0.7, "top_p": 0.9})
+    assert params == SamplingParams(temperature=0, top_k=3, top_p=0.9, stop=("a", "b"), max_tokens=None)
+    with pytest.raises(UsageError, match="top_p"):
+        params_from_flags(parser.parse_args(["chat", "--top-p", "2"]), {})
+
+
+def test_throughput_ends_in_one_json_document() -> None:
+    sizes = ["--num-prompts", "3", "--input-len", "8", "--output-len", "4"]
+    command = ["bench", "throughput", "smollm2", "--config", "test", *sizes]
+    run = subprocess.run(
+        [sys.executable, "-m", "server.cli", *command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    report = json.loads(run.stdout.splitlines()[-1])
+    assert (report["requests"], report["prompt_tokens"], report["output_tokens"]) == (3, 24, 12)
+    assert report["output_tokens_per_second"] > 0
+    assert set(report["versions"]) == {"octavo", "python", "torch"}
+    assert report["hardware"]["processor"]
