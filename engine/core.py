@@ -1,0 +1,209 @@
+"""`EngineCore`: one model on one device, and the step. Knows no text, no clients, no threads."""
+
+import logging
+import random
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from configs.errors import InvalidRequest, SettingsError
+from configs.sampling import SamplingParams
+from configs.settings import EngineConfig
+from scheduler.request import Request
+from scheduler.scheduler import Scheduler
+
+from .attention import select_backend
+from .attention.metadata import AttentionBackend, AttentionSpec
+from .bundled import locate_model
+from .checkpoints import Checkpoint, open_checkpoint
+from .device import free_memory, select_device, select_dtype, set_threads
+from .input_batch import InputBatch
+from .kernels import select_ops
+from .kv_cache import plan_num_blocks
+from .machine import usable_cores
+from .messages import AddRequest, CoreReady, TokenLogprobs, TokenOutput
+from .model_runner import ModelRunner
+from .models.config import ModelConfig, rope_cache_key
+from .models.decoder import Decoder
+from .weights.loader import load_decoder
+
+logger = logging.getLogger("octavo.engine")
+
+T = TypeVar("T")
+
+
+class EngineCore:
+    """Requests in, tokens out, one step at a time.
+
+    `ready` tells what was loaded. Not thread-safe: whoever calls `step` owns the core.
+    """
+
+    ready: CoreReady
+
+    def __init__(self, config: EngineConfig) -> None:
+        """Load the model and answer one small request, so that the first real one is not slow.
+
+        Raises `UsageError` when the settings, the checkpoint and the machine do not go together.
+        """
+        self._config = config
+        self._timings: dict[str, float] = {}
+        self._notes: list[str] = []
+        self._random = random.Random(config.seed)
+        num_threads = config.num_threads or usable_cores()
+        set_threads(num_threads)
+        checkpoint = self._timed("checkpoint", lambda: open_checkpoint(locate_model(config.model)))
+        self._model_config = checkpoint.config
+        max_model_len = max_context(config, checkpoint.config)
+        model, spec = self._timed("weights", lambda: self._load_model(checkpoint))
+        backend = self._select_backend(spec)
+        num_blocks = self._timed("kv_cache", lambda: self._allocate(backend, spec, max_model_len))
+        windows = set(spec.windows)
+        self.scheduler = Scheduler(
+            config,
+            num_blocks=num_blocks,
+            max_model_len=max_model_len,
+            sliding_window=windows.pop() if len(windows) == 1 else None,
+        )
+        batch = InputBatch(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=config.block_size)
+        self._runner = ModelRunner(model, backend, batch, spec.device)
+        self._timed("warm_up", self._warm_up)
+        self.ready = CoreReady(
+            architecture=checkpoint.config.architecture,
+            num_parameters=model.weights.num_parameters,
+            dtype=str(spec.dtype).removeprefix("torch."),
+            device=spec.device.type,
+            attention_backend=backend.name,
+            notes=self._notes,
+            vocab_size=checkpoint.config.vocab_size,
+            max_model_len=max_model_len,
+            kv_cache_tokens=(num_blocks - 1) * config.block_size,
+            block_size=config.block_size,
+            num_threads=num_threads,
+            timings=self._timings,
+        )
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add_request(self, message: AddRequest) -> TokenOutput | None:
+        """Queue a request; a refusal comes back as its only output."""
+        seed = message.sampling_params.seed
+        extra_keys = []
+        if rope_key := rope_cache_key(self._model_config, len(message.prompt_token_ids)):
+            extra_keys.append(f"rope {rope_key}")
+        if message.cache_salt is not None:
+            extra_keys.append(f"salt {message.cache_salt}")
+        request = Request(
+            message.request_id,
+            message.prompt_token_ids,
+            message.sampling_params,
+            arrival_time=time.monotonic(),
+            eos_token_ids=message.eos_token_ids,
+            priority=message.priority,
+            extra_keys=tuple(extra_keys),
+            seed=self._random.getrandbits(64) if seed is None else seed % 2**64,
+        )
+        try:
+            self.scheduler.add_request(request)
+        except InvalidRequest as error:
+            return TokenOutput(
+                request_id=message.request_id,
+                finish_reason="error",
+                error=error.message,
+                error_type=type(error).__name__,
+            )
+        return None
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """Forget these requests, without an output; their blocks are free at once."""
+        self.scheduler.abort_requests(request_ids)
+
+    def step(self) -> list[TokenOutput]:
+        """Move every running request on by a chunk or a token. Call while `has_work`."""
+        scheduled = self.scheduler.schedule(time.monotonic())
+        logits = self._runner.execute(scheduled)
+        result = self._runner.sample(logits)
+        for request_id, reason in result.failed.items():
+            logger.error("request %s failed: %s", request_id, reason)
+        updates = self.scheduler.update_from_output(scheduled, result.token_ids, result.failed)
+        return [_token_output(request, new, result.logprobs) for request, new in updates]
+
+    def _load_model(self, checkpoint: Checkpoint) -> tuple[Decoder, AttentionSpec]:
+        model = checkpoint.config
+        device = select_device(self._config.device)
+        dtype, notes = select_dtype(self._config.dtype, model.dtype, device)
+        self._notes += notes
+        ops, notes = select_ops(model, device, dtype)
+        self._notes += notes
+        spec = AttentionSpec(
+            num_heads=model.num_heads,
+            num_kv_heads=model.num_kv_heads,
+            head_dim=model.head_dim,
+            dtype=dtype,
+            device=device,
+            block_size=self._config.block_size,
+            num_layers=model.num_layers,
+            windows=tuple(model.window(layer) for layer in range(model.num_layers)),
+        )
+        return load_decoder(checkpoint, ops, dtype, device), spec
+
+    def _select_backend(self, spec: AttentionSpec) -> AttentionBackend:
+        backend, notes = select_backend(self._config.attention_backend, spec)
+        self._notes += notes
+        return backend(spec)
+
+    def _allocate(self, backend: AttentionBackend, spec: AttentionSpec, max_model_len: int) -> int:
+        num_blocks, notes = plan_num_blocks(
+            self._config,
+            block_bytes=spec.block_bytes,
+            max_model_len=max_model_len,
+            free_bytes=free_memory(spec.device),
+        )
+        self._notes += notes
+        backend.allocate(num_blocks)
+        return num_blocks
+
+    def _warm_up(self) -> None:
+        """One request of several tokens, then one token: the libraries prepare what both kinds of step need."""
+        length = min(8, self.scheduler.max_total_tokens - 2)
+        if length < 1:
+            return
+        params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True)
+        self.add_request(AddRequest(request_id="warm-up", prompt_token_ids=[0] * length, sampling_params=params))
+        while self.has_work:
+            self.step()
+
+    def _timed(self, phase: str, work: Callable[[], T]) -> T:
+        start = time.perf_counter()
+        result = work()
+        self._timings[phase] = time.perf_counter() - start
+        return result
+
+
+def max_context(config: EngineConfig, model: ModelConfig) -> int:
+    """Most tokens of a request. Raises `SettingsError` when more are asked for than the checkpoint can tell apart."""
+    limit = model.max_position_embeddings
+    rope, scaling = model.rope.rope_type, model.rope.parameters
+    if rope in ("linear", "dynamic"):  # their factor extends the length that is configured beside it
+        limit = int(limit * scaling["factor"])
+    elif rope == "yarn" and scaling.get("factor"):  # checkpoints give the length before or after the extension
+        limit = max(limit, int(scaling["original_max_position_embeddings"] * scaling["factor"]))
+    if config.max_model_len is None:
+        return limit
+    if not 1 <= config.max_model_len <= limit:
+        raise SettingsError(f"max_model_len must be between 1 and the checkpoint's {limit}; got {config.max_model_len}")
+    return config.max_model_len
+
+
+def _token_output(request: Request, new_token_ids: list[int], logprobs: dict[str, TokenLogprobs]) -> TokenOutput:
+    entry = logprobs.get(request.request_id) if new_token_ids else None
+    return TokenOutput(
+        request_id=request.request_id,
+        new_token_ids=new_token_ids,
+        logprobs=[entry] if entry else None,
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        num_cached_tokens=request.num_cached_tokens,
+        error=request.error,
+    )

@@ -1,0 +1,128 @@
+"""`InputBatch`: the running requests as rows of arrays, and the inputs of one step computed from them.
+
+    token_ids    [max_num_seqs, max_model_len]   |<- num_tokens ->|  unset
+    block_table  [max_num_seqs, max_blocks]      blocks in order, then 0
+
+A row belongs to a request from its admission until the scheduler drops it. Rows change by differences (new
+blocks, one sampled token); the inputs of a step are formulas over the arrays, without a loop over tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.output import NewRequest, ScheduledRequest, SchedulerOutput
+
+from .sampling_rows import SamplingRows
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """One step's tokens, packed: those of the first scheduled request, then those of the second, …
+
+    Legend: T tokens of the step, S scheduled requests, R requests that sample.
+    """
+
+    token_ids: np.ndarray  # int64 [T]
+    positions: np.ndarray  # int64 [T]
+    rope_lengths: np.ndarray
+    """int64 [T]: max(prompt tokens of the request, position + 1), the length that RoPE frequencies may depend on;
+    so a prompt in chunks equals a whole one."""
+    query_start_loc: np.ndarray  # int32 [S + 1]
+    seq_lens: np.ndarray  # int32 [S]
+    block_table: np.ndarray  # int32 [S, blocks of the longest]
+    slot_mapping: np.ndarray  # int64 [T]
+    max_query_len: int
+    max_seq_len: int
+    logit_indices: np.ndarray  # int64 [R]: last token of each request that samples
+    sample_rows: np.ndarray  # int64 [R]: their rows
+    sample_ids: list[str]  # [R]: their request ids
+
+
+class InputBatch:
+    """At most `max_num_seqs` rows of at most `max_model_len` tokens."""
+
+    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        max_blocks = -(-max_model_len // block_size)
+        self._block_size = block_size
+        # np.zeros takes memory only where it is written
+        self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
+        self._block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
+        self._num_tokens = np.zeros(max_num_seqs, np.int64)
+        self._num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
+        self._num_blocks = np.zeros(max_num_seqs, np.int64)
+        self._row: dict[str, int] = {}
+        self._free_rows = list(range(max_num_seqs))[::-1]
+        self.sampling = SamplingRows(max_num_seqs)
+
+    def update(self, output: SchedulerOutput) -> None:
+        """Drop, add and extend rows as the scheduler says."""
+        for request_id in output.dropped_request_ids:
+            row = self._row.pop(request_id)
+            self.sampling.clear(row)
+            self._free_rows.append(row)
+        for request in output.new_requests:
+            self._add(request)
+        for scheduled in output.scheduled:
+            if scheduled.new_block_ids:
+                self._extend_block_table(self._row[scheduled.request_id], scheduled.new_block_ids)
+
+    def inputs(self, scheduled: list[ScheduledRequest]) -> StepInputs:
+        """The tensors of a step, as numpy arrays. `update` comes first."""
+        count = len(scheduled)
+        rows = np.fromiter((self._row[each.request_id] for each in scheduled), np.int64, count)
+        computed = np.fromiter((each.num_computed_tokens for each in scheduled), np.int64, count)
+        lengths = np.fromiter((each.num_scheduled_tokens for each in scheduled), np.int64, count)
+        samples = np.fromiter((each.needs_sample for each in scheduled), bool, count)
+
+        ends = lengths.cumsum()
+        starts = ends - lengths
+        owner = np.repeat(np.arange(count), lengths)  # [T]: index into `scheduled`
+        positions = np.arange(len(owner)) + (computed - starts)[owner]
+        token_rows = rows[owner]
+        blocks, offsets = np.divmod(positions, self._block_size)
+        seq_lens = computed + lengths
+        max_seq_len = int(seq_lens.max())
+        return StepInputs(
+            token_ids=self._token_ids[token_rows, positions].astype(np.int64),
+            positions=positions,
+            rope_lengths=np.maximum(self._num_prompt_tokens[token_rows], positions + 1),
+            query_start_loc=np.concatenate([[0], ends]).astype(np.int32),
+            seq_lens=seq_lens.astype(np.int32),
+            block_table=self._block_table[rows, : -(-max_seq_len // self._block_size)],
+            slot_mapping=self._block_table[token_rows, blocks].astype(np.int64) * self._block_size + offsets,
+            max_query_len=int(lengths.max()),
+            max_seq_len=max_seq_len,
+            logit_indices=ends[samples] - 1,
+            sample_rows=rows[samples],
+            sample_ids=[each.request_id for each in scheduled if each.needs_sample],
+        )
+
+    def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
+        """One sampled token more in each of `rows`."""
+        self._token_ids[rows, self._num_tokens[rows]] = token_ids
+        self._num_tokens[rows] += 1
+        self.sampling.append(rows, token_ids)
+
+    def _add(self, request: NewRequest) -> None:
+        row = self._free_rows.pop()
+        self._row[request.request_id] = row
+        token_ids = np.array(request.token_ids, np.int32)
+        self._token_ids[row, : len(token_ids)] = token_ids
+        self._num_tokens[row] = len(token_ids)
+        self._num_prompt_tokens[row] = request.num_prompt_tokens
+        self._block_table[row, : self._num_blocks[row]] = 0
+        self._num_blocks[row] = 0
+        self.sampling.put(
+            row,
+            request.sampling_params,
+            seed=request.seed,
+            stop_token_ids=request.stop_token_ids,
+            prompt_token_ids=token_ids[: request.num_prompt_tokens],
+            output_token_ids=token_ids[request.num_prompt_tokens :],
+        )
+
+    def _extend_block_table(self, row: int, block_ids: list[int]) -> None:
+        start = self._num_blocks[row]
+        self._block_table[row, start : start + len(block_ids)] = block_ids
+        self._num_blocks[row] += len(block_ids)

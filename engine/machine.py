@@ -1,0 +1,59 @@
+"""What the machine lets this process use: cores and memory. Imports no torch, so it can be asked before torch is."""
+
+import os
+from pathlib import Path
+
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores(cgroup: Path = _CGROUP) -> int:
+    """Cores that this process may keep busy: its affinity mask, cut to the cgroup's CPU quota (v2 or v1)."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, period = (_read(cgroup / "cpu.max") or "max 1").split()
+    if quota == "max":
+        quota = _read(cgroup / "cpu/cpu.cfs_quota_us") or "-1"
+        period = _read(cgroup / "cpu/cpu.cfs_period_us") or "100000"
+    if int(quota) > 0:
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def thread_variables(num_threads: int) -> dict[str, str]:
+    """Environment of a process whose thread pools, which torch and numpy start once, shall have this size."""
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(num_threads))
+
+
+def free_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
+    """Bytes that can be allocated: what the kernel calls available, cut to what the cgroup's limit leaves.
+
+    Cached files count as free in both.
+    """
+    available = _table(meminfo).get("MemAvailable:", 2**23) * 1024
+    for folder, limit_file, usage_file in (
+        (cgroup, "memory.max", "memory.current"),
+        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        limit, usage = _read(folder / limit_file), _read(folder / usage_file)
+        if limit and usage and limit != "max":
+            cached = _table(folder / "memory.stat").get("inactive_file", 0)
+            available = min(available, max(0, int(limit) - int(usage) + cached))
+    return available
+
+
+def has_native_bfloat16() -> bool:
+    """Whether the CPU multiplies bfloat16 itself; otherwise it is slower than float32."""
+    flags = (_read(Path("/proc/cpuinfo")) or "").split()
+    return "avx512_bf16" in flags or "amx_bf16" in flags or "bf16" in flags
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines of a name and a number."""
+    rows = (line.split() for line in (_read(path) or "").splitlines())
+    return {row[0]: int(row[1]) for row in rows}

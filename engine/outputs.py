@@ -1,0 +1,56 @@
+"""What callers of `AsyncEngine` and `LLM` get. Imports no torch."""
+
+from dataclasses import dataclass, field
+
+from .messages import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What is new since the last one. `text`, `token_ids` and `logprobs` are differences, counts are totals."""
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None
+    """One entry per token id; None when none were asked for."""
+    finish_reason: str | None
+    """stop or length; None while the request runs. Failures are raised."""
+    stop_reason: int | str | None
+    """The stop id or stop string that matched; None for end-of-sequence and other reasons."""
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
+@dataclass
+class CompletionOutput:
+    """One finished choice."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] | None = None
+    finish_reason: str | None = None
+    """stop, length or error."""
+    stop_reason: int | str | None = None
+    error: str | None = None
+    """Why, when `finish_reason` is error."""
+
+    def extend(self, delta: RequestOutput) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + delta.logprobs
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
+
+@dataclass
+class CompletedRequest:
+    """A prompt with its `n` choices."""
+
+    prompt: str | None
+    """None when token ids were given."""
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0

@@ -1,0 +1,296 @@
+"""The engine in its own process, as the server uses it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import pytest_asyncio
+
+from configs.errors import ContextLengthExceeded, EngineDead, InvalidRequest, RequestFailed, UsageError
+from configs.sampling import SamplingParams
+from configs.settings import EngineConfig
+from engine.async_engine import AsyncEngine, Mailbox
+from engine.messages import TokenLogprobs, TokenOutput
+from engine.output_processor import OutputProcessor
+from tests.engine.tiny_models import write_tiny
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"dtype": "float32", "attention_backend": "torch_reference", "kv_cache_tokens": 4096, "num_threads": 1}
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tiny")
+    write_tiny(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def config(folder):
+    return EngineConfig(model=str(folder), **SETTINGS)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def engine(config):
+    engine = await AsyncEngine.start(config)
+    yield engine
+    await engine.shutdown()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def mortal_engine(config):
+    """One of its own, for tests after which it is dead."""
+    engine = await AsyncEngine.start(config)
+    yield engine
+    await engine.shutdown()
+
+
+async def collect(engine, prompt, params, request_id="r"):
+    return [output async for output in engine.generate(prompt, params, request_id=request_id)]
+
+
+async def test_start_generate_shutdown(mortal_engine):
+    assert mortal_engine.info.architecture == "LlamaForCausalLM"
+    assert list(mortal_engine.info.timings)[:1] == ["imports"]
+    prompt = await mortal_engine.encode("Hello there")
+    outputs = await collect(mortal_engine, prompt, GREEDY)
+    assert [output.finish_reason for output in outputs][-1] == "length"
+    token_ids = [token for output in outputs for token in output.token_ids]
+    assert outputs[-1].num_output_tokens == len(token_ids) == 12
+    assert outputs[-1].num_prompt_tokens == 11
+    assert "".join(output.text for output in outputs) == mortal_engine.tokenizer.decode(token_ids)
+    assert not mortal_engine.is_dead
+    pid = mortal_engine._client.pid
+    await mortal_engine.shutdown()
+    assert mortal_engine.is_dead
+    assert not psutil.pid_exists(pid)
+
+
+async def test_long_texts_and_chats_are_encoded_as_short_ones(engine):
+    text = "some words " * 400
+    assert await engine.encode(text) == engine.tokenizer.encode(text)
+    ids = await engine.encode_chat([{"role": "user", "content": "Hi"}])
+    assert engine.tokenizer.decode(ids, skip_special_tokens=False) == (
+        "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+async def test_many_at_once_equal_one_by_one(engine):
+    prompts = [list(range(3 + index, 40 + index)) for index in range(12)]
+    alone = [await collect(engine, prompt, GREEDY) for prompt in prompts]
+    together = await asyncio.gather(
+        *(collect(engine, prompt, GREEDY, str(index)) for index, prompt in enumerate(prompts))
+    )
+    for one, other in zip(alone, together, strict=True):
+        assert "".join(o.text for o in one) == "".join(o.text for o in other)
+
+
+async def test_a_slow_reader_gets_merged_outputs_and_the_same_text(engine):
+    fast = await collect(engine, [5, 6, 7], SamplingParams(temperature=0, max_tokens=60, logprobs=1))
+    slow = []
+    async for output in engine.generate(
+        [5, 6, 7], SamplingParams(temperature=0, max_tokens=60, logprobs=1), request_id="slow"
+    ):
+        slow.append(output)
+        await asyncio.sleep(0.1)
+    assert len(slow) < 30
+    for field in ("token_ids", "logprobs"):
+        one, other = ([item for output in part for item in getattr(output, field)] for part in (slow, fast))
+        assert one == other
+    assert "".join(output.text for output in slow) == "".join(output.text for output in fast)
+
+
+async def test_a_stop_string_ends_the_request_in_the_core_too(engine):
+    free = await collect(engine, [70, 80, 90], SamplingParams(temperature=0, max_tokens=40))
+    text = "".join(output.text for output in free)
+    stop = text[20:22]
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True, stop=(stop,))
+    outputs = await collect(engine, [70, 80, 90], params)
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("stop", stop)
+    assert "".join(output.text for output in outputs) == text[: text.index(stop)]
+    await nothing_runs(engine)
+
+
+async def test_closing_the_generator_aborts(engine):
+    generator = engine.generate([5, 6, 7], ENDLESS, request_id="closed")
+    async for _ in generator:
+        break
+    await generator.aclose()
+    await nothing_runs(engine)
+
+
+async def test_cancelling_the_reader_aborts(engine):
+    reader = asyncio.create_task(collect(engine, [5, 6, 7], ENDLESS))
+    await asyncio.sleep(0.2)
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    await nothing_runs(engine)
+
+
+async def nothing_runs(engine):
+    """The core becomes idle: it uses no more processor time."""
+    assert engine._mailboxes == {}
+    core = psutil.Process(engine._client.pid)
+    await asyncio.sleep(0.2)
+    before = core.cpu_times()
+    await asyncio.sleep(0.3)
+    after = core.cpu_times()
+    assert (after.user + after.system) - (before.user + before.system) < 0.05
+    assert (await collect(engine, [5, 6, 7], GREEDY, "next"))[-1].finish_reason == "length"
+
+
+async def test_what_cannot_be_answered_is_refused(engine):
+    with pytest.raises(InvalidRequest, match="empty"):
+        engine.validate([], GREEDY)
+    with pytest.raises(InvalidRequest, match="272"):
+        engine.validate([5, 272], GREEDY)
+    with pytest.raises(InvalidRequest, match="between 0 and 271") as error:
+        engine.validate([5], SamplingParams(logit_bias={99999999: 5.0}))
+    assert error.value.param == "logit_bias"
+    with pytest.raises(ContextLengthExceeded, match=r"(?s)1020.*12.*1024"):
+        engine.validate([5] * 1020, GREEDY)
+    engine.validate([5] * 1023, ENDLESS)
+    with pytest.raises(ContextLengthExceeded, match="1024"):
+        engine.validate([5] * 1024, ENDLESS)
+    # what slips through is refused by the core
+    with pytest.raises(ContextLengthExceeded, match="2000"):
+        await collect(engine, [5] * 2000, GREEDY)
+
+
+async def test_a_request_id_in_use_is_refused(engine):
+    generator = engine.generate([5, 6, 7], ENDLESS, request_id="same")
+    await anext(generator)
+    with pytest.raises(InvalidRequest, match="in use"):
+        await collect(engine, [5], GREEDY, "same")
+    await generator.aclose()
+
+
+async def test_the_death_of_the_core_ends_every_stream_at_once(mortal_engine):
+    readers = [asyncio.create_task(collect(mortal_engine, [5 + index, 6], ENDLESS, str(index))) for index in range(4)]
+    await asyncio.sleep(0.2)
+    os.kill(mortal_engine._client.pid, signal.SIGKILL)
+    killed = time.monotonic()
+    results = await asyncio.gather(*readers, return_exceptions=True)
+    assert time.monotonic() - killed < 1
+    assert all(isinstance(result, EngineDead) and "signal 9" in result.message for result in results)
+    assert mortal_engine.is_dead
+    with pytest.raises(EngineDead):
+        await collect(mortal_engine, [5], GREEDY)
+
+
+async def test_an_error_in_the_loop_ends_the_process(mortal_engine):
+    reader = asyncio.create_task(collect(mortal_engine, [5, 6], ENDLESS))
+    await asyncio.sleep(0.1)
+    mortal_engine._client._socket.send(b"no message")
+    with pytest.raises(EngineDead, match="exit status 1"):
+        await reader
+
+
+async def test_ctrl_c_of_the_group_does_not_reach_the_core(engine):
+    os.kill(engine._client.pid, signal.SIGINT)
+    assert (await collect(engine, [5, 6], GREEDY))[-1].finish_reason == "length"
+
+
+async def test_sigterm_ends_the_core_cleanly(mortal_engine):
+    os.kill(mortal_engine._client.pid, signal.SIGTERM)
+    assert await mortal_engine._client.wait_end() == "exit status 0"
+
+
+async def test_a_failed_start_is_one_line(folder, tmp_path):
+    for settings, words in (
+        ({"model": str(tmp_path / "nothing")}, "no such file"),
+        ({"model": str(folder), "attention_backend": "nonsense"}, "nonsense"),
+        ({"model": str(folder), "kv_cache_tokens": 3}, "one block"),
+    ):
+        with pytest.raises(UsageError, match=words) as error:
+            await AsyncEngine.start(EngineConfig(**SETTINGS | settings))
+        assert "\n" not in str(error.value)
+
+
+async def test_generation_config_gives_the_defaults(tmp_path):
+    from engine.input_processor import InputProcessor
+
+    write_tiny(tmp_path)
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.4, "top_k": 20, "top_p": null, "eos_token_id": 2}'
+    )
+    config = EngineConfig(model=str(tmp_path), **SETTINGS)
+    assert InputProcessor(config).default_sampling == {"temperature": 0.4, "top_k": 20}
+    assert InputProcessor(EngineConfig(model=str(tmp_path), generation_config="none")).default_sampling == {}
+
+
+async def test_a_chat_template_file_replaces_the_checkpoints(folder, tmp_path):
+    from engine.input_processor import InputProcessor
+
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
+    inputs = InputProcessor(EngineConfig(model=str(folder), chat_template=str(template)))
+    assert inputs.tokenizer.decode(inputs.encode_chat([{"role": "user", "content": "Hi"}])) == "[Hi]"
+    with pytest.raises(UsageError, match="chat_template"):
+        InputProcessor(EngineConfig(model=str(folder), chat_template=str(tmp_path / "none")))
+
+
+async def test_the_core_ends_with_its_parent(config):
+    """A parent that is killed has no time to end its core."""
+    script = (
+        "import asyncio, sys\n"
+        "from configs.settings import EngineConfig\n"
+        "from engine.async_engine import AsyncEngine\n"
+        "async def main():\n"
+        f"    engine = await AsyncEngine.start(EngineConfig(model={config.model!r}, **{SETTINGS!r}))\n"
+        "    print(engine._client.pid, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    parent = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", script), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    pid = int(await parent.stdout.readline())
+    parent.kill()
+    await parent.wait()
+    for _ in range(50):
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            break
+        await asyncio.sleep(0.1)
+    else:
+        pytest.fail(f"the core {pid} outlives its parent")
+
+
+async def test_the_api_process_imports_no_torch():
+    script = (
+        "import sys, engine.async_engine, engine.core_client, engine.text.tokenizer, engine.text.chat_template\n"
+        "from octavo import SamplingParams\n"
+        "print([name for name in ('torch', 'transformers', 'gguf') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+async def test_mailbox_merges_what_waits():
+    mailbox = Mailbox()
+    mailbox.put(TokenOutput(request_id="r", new_token_ids=[1], logprobs=[TokenLogprobs(1, -0.1, [])]))
+    mailbox.put(TokenOutput(request_id="r", new_token_ids=[2], logprobs=[TokenLogprobs(2, -0.2, [])]))
+    mailbox.put(TokenOutput(request_id="r", finish_reason="length", num_cached_tokens=16))
+    mailbox.die("gone")
+    merged = await mailbox.take()
+    assert (merged.new_token_ids, merged.finish_reason, merged.num_cached_tokens) == ([1, 2], "length", 16)
+    assert [entry.token_id for entry in merged.logprobs] == [1, 2]
+    with pytest.raises(EngineDead, match="gone"):
+        await mailbox.take()
+
+
+async def test_a_request_that_the_core_gives_up_raises(engine):
+    processor = OutputProcessor(engine.tokenizer, [1], GREEDY)
+    with pytest.raises(RequestFailed, match="not a number"):
+        processor.process(TokenOutput(request_id="r", finish_reason="error", error="not a number"))
