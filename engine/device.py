@@ -1,8 +1,5 @@
 """The one place that asks torch about devices."""
 
-import math
-
-import numpy as np
 import torch
 
 from configs.errors import SettingsError
@@ -36,7 +33,7 @@ def select_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> tupl
 
 
 def set_threads(num_threads: int) -> None:
-    """Threads of torch's operators. The second pool, between operators, is not used: it gets one thread."""
+    """Threads of torch's operators."""
     torch.set_num_threads(num_threads)
 
 
@@ -45,14 +42,3 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return machine.free_memory()
-
-
-def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros that take memory where they are written: a KV cache of gigabytes is there in no time.
-
-    torch.zeros writes every byte; on a CPU the kernel hands out zeroed pages anyway.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)

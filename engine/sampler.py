@@ -142,14 +142,15 @@ def _keep_likeliest(weights: Tensor, top_k: np.ndarray, top_p: np.ndarray) -> No
     top_k = np.where(top_k == 0, vocab, np.minimum(top_k, vocab))
     most = int(top_k[top_k < vocab].max(initial=_CANDIDATES if (top_p < 1).any() else 1))
     best = weights.topk(min(vocab, most)).values  # [rows, candidates], descending
-    last = torch.from_numpy(np.minimum(top_k, best.shape[1]) - 1).to(device)
-    bound = best.gather(1, last[:, None]).squeeze(1)
-    bound[torch.from_numpy(top_k == vocab).to(device)] = 0.0
-    weights.masked_fill_(weights < bound[:, None], 0.0)
+    if (top_k < vocab).any():
+        last = torch.from_numpy(np.minimum(top_k, best.shape[1]) - 1).to(device)
+        bound = best.gather(1, last[:, None])
+        bound[torch.from_numpy(top_k == vocab).to(device)] = 0.0
+        weights.masked_fill_(weights < bound, 0.0)
     if (top_p < 1).any():
         target = _blocks(weights).sum(2).sum(1, dtype=torch.float64) * torch.from_numpy(top_p).to(device)
-        bound = torch.where(torch.from_numpy(top_p < 1).to(device), _nucleus_bound(weights, best, target), 0.0)
-        weights.masked_fill_(weights < bound[:, None], 0.0)
+        bound = torch.where(torch.from_numpy(top_p < 1).to(device), _nucleus_bound(weights, best, target), 0.0)[:, None]
+        weights.masked_fill_(weights < bound, 0.0)
 
 
 def _nucleus_bound(weights: Tensor, best: Tensor, target: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from configs.errors import SettingsError
 from configs.settings import EngineConfig
 from engine import machine
 from engine.bundled import locate_model
-from engine.device import lazy_zeros, select_device, select_dtype
+from engine.device import select_device, select_dtype
 from engine.kv_cache import MAX_TOKENS, plan_num_blocks
 
 CPU = torch.device("cpu")
@@ -105,14 +105,6 @@ def test_blocks_of_the_cache():
         plan(free_bytes=1000)
     with pytest.raises(SettingsError, match="free"):
         plan(free_bytes=1000, kv_cache_tokens=64)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_lazy_zeros(dtype):
-    zeros = lazy_zeros((3, 4, 5), dtype, CPU)
-    assert (zeros.shape, zeros.dtype, zeros.is_contiguous()) == ((3, 4, 5), dtype, True)
-    assert not zeros.any()
-    zeros[1, 2, 3] = 1
 
 
 def test_a_path_stays_as_it_is():
