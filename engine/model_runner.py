@@ -74,7 +74,7 @@ class ModelRunner:
         inputs = step.inputs
         if not inputs.sample_ids:
             return StepResult({}, {}, {})
-        sampled = sample(step.logits, self._batch.sampling, inputs.sample_rows)
+        sampled = sample(step.logits, self._batch.sampling, inputs.sample_rows, self._model.ops)
         good = ~sampled.failed
         self._batch.append(inputs.sample_rows[good], sampled.token_ids[good])
         token_ids, failed, logprobs = {}, {}, {}

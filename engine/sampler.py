@@ -20,18 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .kernels.ops import Ops, TokenChoice
 from .logprobs import RawLogprobs
 from .messages import TokenLogprobs
 from .sampling_rows import LogitEdits, SamplingRows
 
-LOWEST_TEMPERATURE = 1e-30
-"""Lower ones behave alike: the likeliest token. Keeps the division within float32."""
-
 Edits = list[tuple[int, LogitEdits]]
 """(row of the logits, what it does to them)"""
-
-_CANDIDATES = 256  # likeliest tokens in which top_p looks first; a full sort takes several times as long
-_CDF_BLOCK = 64  # vocabulary ids per step of the coarse CDF
 
 
 @dataclass(frozen=True)
@@ -46,26 +41,26 @@ class Sampled:
     """Empty when no row asked."""
 
 
-def sample(logits: Tensor, params: SamplingRows, rows: np.ndarray) -> Sampled:
+def sample(logits: Tensor, params: SamplingRows, rows: np.ndarray, ops: Ops) -> Sampled:
     """Choose one token for each of `rows`.
 
     logits: float32 [len(rows), vocab]; overwritten. rows: int64, the rows of `params` that they belong to.
+    Steps 4 to 7 are `ops.choose_tokens`.
     """
     raw = RawLogprobs(logits, params.num_logprobs[rows])
     edits = params.edits(rows.tolist())
     if edits:
         _ban_and_bias(logits, edits)
         _penalise(logits, edits)
-    highest, chosen = logits.max(dim=-1)  # NaN if the row holds one; the first of equals
-    drawing = np.flatnonzero(params.temperature[rows] > 0)
-    if len(drawing):
-        every = len(drawing) == len(rows)
-        index = torch.from_numpy(drawing).to(logits.device)
-        part = logits if every else logits[index]
-        chosen[index] = _draw(part, highest[index], params, rows[drawing])
-    failed = ~torch.isfinite(highest).cpu().numpy()
-    token_ids = chosen.cpu().numpy()
-    return Sampled(token_ids, failed, raw.entries(token_ids))
+    choice = TokenChoice(
+        temperature=params.temperature[rows],
+        top_k=params.top_k[rows],
+        top_p=params.top_p[rows],
+        min_p=params.min_p[rows],
+        u=uniform(params.seed[rows], params.num_output_tokens[rows]),
+    )
+    token_ids, highest = ops.choose_tokens(logits, choice)
+    return Sampled(token_ids, ~np.isfinite(highest), raw.entries(token_ids))
 
 
 def uniform(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
@@ -115,86 +110,3 @@ def _penalise(logits: Tensor, edits: Edits) -> None:
     values = logits[row, token]
     values = torch.where(values > 0, values / repetition, values * repetition)
     logits[row, token] = values - frequency * count - presence * (count > 0)
-
-
-def _draw(logits: Tensor, highest: Tensor, params: SamplingRows, rows: np.ndarray) -> Tensor:
-    """Token ids, int64 [len(rows)], drawn from logits [len(rows), vocab], which are overwritten."""
-    device = logits.device
-    temperature = np.maximum(params.temperature[rows], LOWEST_TEMPERATURE)
-    weights = logits.sub_(highest[:, None]).div_(torch.from_numpy(temperature)[:, None].to(device)).exp_()
-    if (params.min_p[rows] > 0).any():
-        weights.masked_fill_(weights < torch.from_numpy(params.min_p[rows])[:, None].to(device), 0.0)
-    vocab = weights.shape[1]
-    limited = np.flatnonzero((params.top_k[rows] > 0) & (params.top_k[rows] < vocab) | (params.top_p[rows] < 1))
-    if len(limited):
-        index = torch.from_numpy(limited).to(device)
-        part = weights if len(limited) == len(rows) else weights[index]
-        _keep_likeliest(part, params.top_k[rows[limited]], params.top_p[rows[limited]])
-        if part is not weights:
-            weights[index] = part
-    u = torch.from_numpy(uniform(params.seed[rows], params.num_output_tokens[rows])).to(device)
-    return _inverse_cdf(weights, u)
-
-
-def _keep_likeliest(weights: Tensor, top_k: np.ndarray, top_p: np.ndarray) -> None:
-    """Zero what top_k and top_p leave out of weights [rows, vocab], in place; top_k 0 and top_p 1 keep all."""
-    device, vocab = weights.device, weights.shape[1]
-    top_k = np.where(top_k == 0, vocab, np.minimum(top_k, vocab))
-    most = int(top_k[top_k < vocab].max(initial=_CANDIDATES if (top_p < 1).any() else 1))
-    best = weights.topk(min(vocab, most)).values  # [rows, candidates], descending
-    if (top_k < vocab).any():
-        last = torch.from_numpy(np.minimum(top_k, best.shape[1]) - 1).to(device)
-        bound = best.gather(1, last[:, None])
-        bound[torch.from_numpy(top_k == vocab).to(device)] = 0.0
-        weights.masked_fill_(weights < bound, 0.0)
-    if (top_p < 1).any():
-        target = _blocks(weights).sum(2).sum(1, dtype=torch.float64) * torch.from_numpy(top_p).to(device)
-        bound = torch.where(torch.from_numpy(top_p < 1).to(device), _nucleus_bound(weights, best, target), 0.0)[:, None]
-        weights.masked_fill_(weights < bound, 0.0)
-
-
-def _nucleus_bound(weights: Tensor, best: Tensor, target: Tensor) -> Tensor:
-    """The least weight in the smallest set of likeliest tokens that weighs `target` or more; float32 [rows].
-
-    weights [rows, vocab], best [rows, candidates]: their greatest weights, descending; target float64 [rows].
-    """
-    sums = best.cumsum(1, dtype=torch.float64)
-    place = (sums < target[:, None]).sum(1).clamp_(max=best.shape[1] - 1)
-    bound = best.gather(1, place[:, None]).squeeze(1)
-    short = sums[:, -1] < target
-    if best.shape[1] < weights.shape[1] and bool(short.any()):
-        rest = weights[short]
-        bound[short] = _nucleus_bound(rest, _descending(rest), target[short])
-    return bound
-
-
-def _descending(weights: Tensor) -> Tensor:
-    """Each row sorted. On a CPU numpy sorts plain values several times faster than torch, which moves indices too."""
-    if weights.is_cpu:
-        return torch.from_numpy(-np.sort(-weights.numpy(), axis=1))
-    return weights.sort(1, descending=True).values
-
-
-def _blocks(weights: Tensor) -> Tensor:
-    """Weights [rows, vocab] as [rows, blocks, ids of the block], zeros at the end."""
-    padded = torch.nn.functional.pad(weights, (0, -weights.shape[1] % _CDF_BLOCK))
-    return padded.view(len(weights), -1, _CDF_BLOCK)
-
-
-def _inverse_cdf(weights: Tensor, u: Tensor) -> Tensor:
-    """First id whose cumulative weight exceeds u * total: never one of weight 0, since u < 1.
-
-    weights: float32 [rows, vocab], u: float64 [rows]. Two levels, blocks of ids and then ids, so that the
-    float64 sums run over a 64th of the vocabulary.
-    """
-    rows, vocab = weights.shape
-    blocks = _blocks(weights)
-    coarse = blocks.sum(2).cumsum(1, dtype=torch.float64)  # [rows, blocks]
-    target = u * coarse[:, -1]
-    block = (coarse <= target[:, None]).sum(1).clamp_(max=coarse.shape[1] - 1)
-    before = torch.where(block > 0, coarse.gather(1, (block - 1).clamp(min=0)[:, None]).squeeze(1), 0.0)
-    fine = blocks[torch.arange(rows, device=weights.device), block].cumsum(1, dtype=torch.float64)
-    # float32 block sums may exceed the float64 sum of their members by a rounding error
-    target = torch.minimum(target - before, fine[:, -1] * (1 - 2.0**-53))
-    within = (fine <= target[:, None]).sum(1).clamp_(max=_CDF_BLOCK - 1)
-    return (block * _CDF_BLOCK + within).clamp_(max=vocab - 1)

@@ -6,6 +6,7 @@ Activations are packed over requests: the first dimension counts the tokens of t
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 
@@ -23,6 +24,22 @@ class LayerWeights:
     down: Any  # Linear: intermediate_size -> hidden_size
 
 
+@dataclass(frozen=True)
+class TokenChoice:
+    """How each row of logits becomes a token: arrays [rows]. The meaning is in engine/sampler.py."""
+
+    temperature: np.ndarray  # float32; 0 is greedy
+    top_k: np.ndarray  # int64; 0 keeps all
+    top_p: np.ndarray  # float64; 1 keeps all
+    min_p: np.ndarray  # float32; 0 keeps all
+    u: np.ndarray  # float64 in [0, 1)
+
+    def rows(self, index: np.ndarray) -> "TokenChoice":
+        return TokenChoice(
+            self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index], self.u[index]
+        )
+
+
 class Ops(Protocol):
     """Layer operations of one network on one kind of machine."""
 
@@ -35,7 +52,7 @@ class Ops(Protocol):
         ...
 
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        """int64 [num_tokens], [vocab_size, hidden_size] -> hidden [num_tokens, hidden_size]; later calls may reuse it."""
+        """Rows of `table` [vocab_size, hidden_size] -> hidden [num_tokens, hidden_size]; later calls may reuse it."""
         ...
 
     def attention_input(self, hidden: Tensor, layer: Any, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -55,4 +72,11 @@ class Ops(Protocol):
 
     def logits(self, hidden: Tensor, norm_weight: Tensor, head: Any) -> Tensor:
         """RMSNorm and head: [rows, hidden_size] -> float32 [rows, vocab_size]"""
+        ...
+
+    def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids int64 [rows], and the highest logit of each row, float32 [rows]: NaN where the row holds one.
+
+        logits float32 [rows, vocab_size], overwritten. Ids mean nothing where the highest logit is not finite.
+        """
         ...

@@ -2,11 +2,13 @@
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .ops import LayerWeights
+from .ops import LayerWeights, TokenChoice
+from .torch_sampling import choose_tokens
 
 
 class TorchLinear(NamedTuple):
@@ -72,6 +74,9 @@ class TorchOps:
     def logits(self, hidden: Tensor, norm_weight: Tensor, head: TorchLinear | OneDNNLinear) -> Tensor:
         logits: Tensor = head(self._norm(hidden, norm_weight))
         return logits.float()
+
+    def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[np.ndarray, np.ndarray]:
+        return choose_tokens(logits, choice)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root mean square norm over the last dimension (arXiv 1910.07467)."""

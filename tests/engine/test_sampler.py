@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from configs.sampling import SamplingParams
+from engine.kernels.cpu.ops import CPUOps
+from engine.kernels.torch_ops import TorchOps
 from engine.logprobs import LOWEST_LOGPROB
 from engine.sampler import Sampled, sample, uniform
 from engine.sampling_rows import SamplingRows
@@ -26,9 +28,22 @@ def make_rows(params, *, seeds=None, prompts=None, outputs=None, stop_token_ids=
     return table
 
 
+OPS = {
+    "torch": TorchOps(num_heads=1, num_kv_heads=1, head_dim=16, norm_eps=1e-5),
+    "cpu": CPUOps(num_heads=1, num_kv_heads=1, head_dim=16, norm_eps=1e-5, dtype=torch.float32),
+}
+
+
+@pytest.fixture(autouse=True, params=OPS)
+def ops(request):
+    """Every test runs on both implementations of `choose_tokens`."""
+    global chosen_ops
+    chosen_ops = OPS[request.param]
+
+
 def run(logits, params, **state) -> Sampled:
     table = make_rows(params, **state)
-    return sample(torch.tensor(logits, dtype=torch.float32), table, np.arange(len(params)))
+    return sample(torch.tensor(logits, dtype=torch.float32), table, np.arange(len(params)), chosen_ops)
 
 
 def model_weights(logits, p: SamplingParams, prompt=(), output=(), stop_token_ids=()):
@@ -202,7 +217,7 @@ def test_appended_tokens_are_counted_as_if_they_had_been_there():
         grown.append(np.array([0]), np.array([token]))
     fresh = make_rows([params], prompts=[[1, 2]], outputs=[output])
     logits = torch.from_numpy(rng.standard_normal((1, VOCAB)).astype(np.float32))
-    one, other = (sample(logits.clone(), table, np.arange(1)) for table in (grown, fresh))
+    one, other = (sample(logits.clone(), table, np.arange(1), chosen_ops) for table in (grown, fresh))
     assert one.token_ids.tolist() == other.token_ids.tolist()
     for left, right in zip(grown.edits([0])[0][1].counted, fresh.edits([0])[0][1].counted, strict=True):
         assert sorted(left.tolist()) == sorted(right.tolist())

@@ -8,11 +8,12 @@ import ctypes
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.ops import LayerWeights
+from engine.kernels.ops import LayerWeights, TokenChoice
 
 from .build import load_library
 
@@ -40,6 +41,16 @@ class _Layer(ctypes.Structure):
         *((name, POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
         *((name, POINTER) for name in ("qkv", "output", "gate_up", "down")),
         *((name, POINTER) for name in ("qkv_bias", "output_bias", "gate_up_bias", "down_bias")),
+    )
+
+
+class _Sampling(ctypes.Structure):
+    """`Sampling` of sampling.cpp."""
+
+    _fields_ = (
+        *(("logits", POINTER), ("rows", LONG), ("vocab", LONG)),
+        *((name, POINTER) for name in ("temperature", "min_p", "top_p", "top_k", "u", "token_ids", "highest")),
+        ("num_threads", INT),
     )
 
 
@@ -81,6 +92,8 @@ class CPUOps:
         self._attention_output.argtypes = [POINTER] * 5 + [LONG]
         self._logits = getattr(library, f"logits_{name}")
         self._logits.argtypes = [POINTER] * 5 + [LONG, LONG, LONG, FLOAT, INT]
+        self._sample = library.sample
+        self._sample.argtypes = [ctypes.POINTER(_Sampling)]
 
     def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> CPULinear:
         rows, columns = weight.shape
@@ -120,9 +133,7 @@ class CPUOps:
     def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(token_ids, table).float()
 
-    def attention_input(
-        self, hidden: Tensor, layer: _BoundLayer, cos_sin: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def attention_input(self, hidden: Tensor, layer: _BoundLayer, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         views = self._scratch(hidden, layer)
         q, k, v = views.q, views.k, views.v
         self._attention_input(
@@ -150,6 +161,14 @@ class CPUOps:
             *(rows, head.columns, head.rows, self.norm_eps, self.num_threads),
         )
         return out
+
+    def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[np.ndarray, np.ndarray]:
+        rows, vocab = logits.shape
+        token_ids, highest = np.empty(rows, np.int64), np.empty(rows, np.float32)
+        arrays = (choice.temperature, choice.min_p, choice.top_p, choice.top_k, choice.u, token_ids, highest)
+        addresses = (array.ctypes.data for array in arrays)
+        self._sample(_Sampling(logits.data_ptr(), rows, vocab, *addresses, self.num_threads))
+        return token_ids, highest
 
     def _scratch(self, hidden: Tensor, layer: _BoundLayer) -> _Views:
         num_tokens = len(hidden)

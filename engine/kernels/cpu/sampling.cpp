@@ -6,14 +6,15 @@
 #include "vectors.h"
 
 extern "C" {
-struct Sampling {  // mirrored by engine/kernels/cpu/sampling.py
+struct Sampling {  // mirrored by engine/kernels/cpu/ops.py
   float* logits;   // [rows][vocab], overwritten
   long rows, vocab;
-  const float *temperature, *top_p, *min_p;  // [rows]; temperature 0 is greedy
-  const int64_t* top_k;                      // [rows]; 0 keeps all
-  const double* u;                           // [rows], in [0, 1)
-  int64_t* token_ids;                        // [rows]
-  float* highest;                            // [rows]: greatest logit, NaN where the row holds one
+  const float *temperature, *min_p;  // [rows]; temperature 0 is greedy
+  const double* top_p;               // [rows]
+  const int64_t* top_k;              // [rows]; 0 keeps all
+  const double* u;                   // [rows], in [0, 1)
+  int64_t* token_ids;                // [rows]
+  float* highest;                    // [rows]: greatest logit, NaN where the row holds one
   int num_threads;
 };
 }
@@ -106,7 +107,7 @@ static void sample_row(const Sampling& s, long row, std::vector<double>& sums) {
     s.token_ids[row] = std::find(x, x + s.vocab, highest) - x;
     return;
   }
-  weigh(x, s.vocab, highest, s.temperature[row]);
+  weigh(x, s.vocab, highest, std::max(s.temperature[row], 1e-30f));
   if (s.min_p[row] > 0) drop_below(x, s.vocab, s.min_p[row]);
   if (s.top_k[row] > 0 && s.top_k[row] < s.vocab)
     drop_below(x, s.vocab, reach(x, s.vocab, s.top_k[row], [](float) { return 1.0; }));
