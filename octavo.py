@@ -1,8 +1,10 @@
 """The face for scripts: `from octavo import LLM, SamplingParams`."""
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from configs.sampling import SamplingParams
+from engine.machine import core_variables, usable_cores
 
 if TYPE_CHECKING:
     from engine.llm import LLM
@@ -13,6 +15,7 @@ __all__ = ["LLM", "SamplingParams"]
 def __getattr__(name: str) -> Any:
     """`LLM` brings torch, so it is imported when it is asked for."""
     if name == "LLM":
+        os.environ.update({**core_variables(usable_cores()), **os.environ})
         from engine.llm import LLM
 
         return LLM

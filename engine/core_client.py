@@ -16,7 +16,7 @@ import zmq.asyncio
 from configs.errors import UsageError
 from configs.settings import EngineConfig
 
-from .machine import thread_variables, usable_cores
+from .machine import core_variables, usable_cores
 from .messages import CoreFailed, CoreReady, FromCore, StepOutputs, ToCore, TokenOutput
 
 _ROOT = Path(__file__).parent.parent
@@ -46,13 +46,13 @@ class CoreClient:
         endpoint = f"ipc://{folder}/core"
         socket.bind(endpoint)
         path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-        threads = thread_variables(config.num_threads or usable_cores())
+        variables = core_variables(config.num_threads or usable_cores())
         # -P: a folder named engine/ where the server was started must not be taken for ours
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "engine.core_process", endpoint, msgspec.json.encode(config).decode()),
             stdin=PIPE,
             stdout=DEVNULL,
-            env={**os.environ, **threads, "PYTHONPATH": path},
+            env={**os.environ, **variables, "PYTHONPATH": path},
         )
         return cls(process, socket, context, folder)
 

@@ -129,12 +129,13 @@ static void softmax_tile(Unit<T>& u, long first_key, long groups, long window, f
 // Columns of 16 for each of num_panels panels; segments, k and accumulate as in tile().
 template <class T>
 static void product(const T* x, long ldx, const T* const* panels, long num_panels, long segments, long k, float* y,
-                    long ldy, long rows, bool accumulate) {
+                    long ldy, long rows, bool accumulate, Prefetch& prefetch) {
   for (long p = 0; p < num_panels; p += PANELS) {
     long count = std::min<long>(PANELS, num_panels - p);
     for (long m = 0; m < rows; m += ROWS)
       tile_function<T>(std::min<long>(ROWS, rows - m), count)(x + m * ldx, ldx, panels + p, num_panels,
-                                                             segments, k, y + m * ldy + p * LANES, ldy, accumulate);
+                                                             segments, k, y + m * ldy + p * LANES, ldy, accumulate,
+                                                             prefetch);
   }
 }
 
@@ -163,7 +164,15 @@ static void attend(const Attention& a, const Cache<T>& cache, const int32_t* uni
       bases[g] = cache.group(blocks[key / a.block_size], head, key % a.block_size / LANES);
       u.panels[g] = cache.k + bases[g];
     }
-    product(u.q.data(), dim, u.panels.data(), groups, 1, dim, u.s.data(), TILE, u.rows, false);
+    const void* next[2 * GROUPS_PER_TILE];
+    long num_next = 0;
+    for (long key = tile + TILE; key < std::min(high, tile + 2 * TILE); key += LANES) {
+      long base = cache.group(blocks[key / a.block_size], head, key % a.block_size / LANES);
+      next[num_next++] = cache.k + base;
+      next[num_next++] = cache.v + base;
+    }
+    Prefetch prefetch{next, num_next, LANES * dim * (long)sizeof(T), 4};
+    product(u.q.data(), dim, u.panels.data(), groups, 1, dim, u.s.data(), TILE, u.rows, false, prefetch);
     softmax_tile(u, tile, groups, window, scale * LOG2_E);
     for (long g = 0; g < groups; g++) {
       long key = tile + g * LANES;
@@ -178,7 +187,7 @@ static void attend(const Attention& a, const Cache<T>& cache, const int32_t* uni
       }
       for (long p = 0; p < dim_panels; p++) u.panels[g * dim_panels + p] = values + p * LANES * LANES;
     }
-    product(u.p.data(), TILE, u.panels.data(), dim_panels, groups, LANES, u.out.data(), dim, u.rows, true);
+    product(u.p.data(), TILE, u.panels.data(), dim_panels, groups, LANES, u.out.data(), dim, u.rows, true, prefetch);
   }
   u.end_split();
   for (long r = 0; r < u.rows; r++) {

@@ -30,12 +30,18 @@ struct Share {  // what one thread does
     row0 = by_rows ? std::min(rows, tiles * thread / threads * ROWS) : rows * thread / threads;
     row1 = by_rows ? std::min(rows, tiles * (thread + 1) / threads * ROWS) : rows * (thread + 1) / threads;
   }
-  template <class T, class Epilogue>
-  void product(const T* x, long ldx, const Packed<T>& w, long unit, Epilogue&& epilogue) const {
+  // First panel of thread `t`; a multiple of `unit`.
+  template <class T>
+  long panel_of(int t, const Packed<T>& w, long unit) const {
     long units = round_up(w.panels(), unit) / unit;
-    if (by_rows) return matmul(x, ldx, w, row0, row1, 0, w.panels(), epilogue);
-    matmul(x, ldx, w, 0, rows, units * thread / threads * unit,
-           std::min(w.panels(), units * (thread + 1) / threads * unit), epilogue);
+    return by_rows ? (t > thread ? w.panels() : 0) : std::min(w.panels(), units * t / threads * unit);
+  }
+  // `then`: the product that follows
+  template <class T, class Epilogue>
+  void product(const T* x, long ldx, const Packed<T>& w, long unit, const Packed<T>* then, Epilogue&& epilogue) const {
+    const T* next = then ? then->panel(panel_of(thread, *then, 2)) : nullptr;
+    matmul(x, ldx, w, by_rows ? row0 : 0, by_rows ? row1 : rows, panel_of(thread, w, unit), panel_of(thread + 1, w, unit),
+           next, epilogue);
   }
   void barrier() const {
     if (!by_rows && threads > 1) {
@@ -104,7 +110,7 @@ static void attention_input(const LayerWeights& w, const float* hidden, const fl
     for (long r = share.row0; r < share.row1; r++)
       rms_norm(hidden + r * w.hidden_size, w.input_norm, normed + r * ld, w.hidden_size, w.eps);
     share.barrier();
-    share.product(normed, ld, weight, 1, [&](long r, long first, long columns, const float* values) {
+    share.product(normed, ld, weight, 1, (const Packed<T>*)nullptr, [&](long r, long first, long columns, const float* values) {
       std::memcpy(qkv + r * ldy + first, values, columns * sizeof(float));
     });
     share.barrier();
@@ -124,14 +130,14 @@ static void attention_output(const LayerWeights& w, float* hidden, const T* atte
 #pragma omp parallel num_threads(w.num_threads)
   {
     Share share(rows, omp_get_thread_num(), omp_get_num_threads());
-    share.product(attention, qd, output, 1, [&](long r, long first, long columns, const float* values) {
+    share.product(attention, qd, output, 1, &gate_up, [&](long r, long first, long columns, const float* values) {
       add_to<T>(hidden + r * h, values, w.output_bias, first, columns, h);
     });
     share.barrier();
     for (long r = share.row0; r < share.row1; r++)
       rms_norm(hidden + r * h, w.post_norm, normed + r * ld, h, w.eps);
     share.barrier();
-    share.product(normed, ld, gate_up, 2, [&](long r, long first, long columns, const float* values) {
+    share.product(normed, ld, gate_up, 2, &down, [&](long r, long first, long columns, const float* values) {
       for (long c = 0; c < columns; c += 2 * LANES) {
         v16f gate = load<v16f>(values + c), up = load<v16f>(values + c + LANES);
         if (w.gate_up_bias) {
@@ -142,7 +148,7 @@ static void attention_output(const LayerWeights& w, float* hidden, const T* atte
       }
     });
     share.barrier();
-    share.product(activation, ldi, down, 1, [&](long r, long first, long columns, const float* values) {
+    share.product(activation, ldi, down, 1, (const Packed<T>*)nullptr, [&](long r, long first, long columns, const float* values) {
       add_to<T>(hidden + r * h, values, w.down_bias, first, columns, h);
     });
   }
@@ -160,7 +166,7 @@ static void logits(const float* hidden, const float* norm, const T* head, T* nor
     for (long r = share.row0; r < share.row1; r++)
       rms_norm(hidden + r * hidden_size, norm, normed + r * ld, hidden_size, eps);
     share.barrier();
-    share.product(normed, ld, weight, 1, [&](long r, long first, long columns, const float* values) {
+    share.product(normed, ld, weight, 1, (const Packed<T>*)nullptr, [&](long r, long first, long columns, const float* values) {
       std::memcpy(out + r * n + first, values, std::min(columns, n - first) * sizeof(float));
     });
   }

@@ -38,10 +38,27 @@ static inline v16f dot(v16f acc, v16i w, const bf16* x) {
 static inline v16f load_weights(const float* p) { return load<v16f>(p); }
 static inline v16i load_weights(const bf16* p) { return load<v16i>(p); }
 
+// Memory that will be needed soon, fetched into the second-level cache a few lines at a time while something else is
+// computed, so that the memory bus never rests. A burst would stall the computation instead.
+struct Prefetch {
+  const void* const* regions;
+  long num_regions, bytes;  // of each region
+  int lines_at_once;
+  long offset = 0;
+
+  void step() {
+    for (int i = 0; i < lines_at_once && num_regions > 0; i++) {
+      __builtin_prefetch((const char*)*regions + offset, 0, 2);
+      offset += 64;
+      if (offset >= bytes) offset = 0, regions++, num_regions--;
+    }
+  }
+};
+
 // y[m][p * 16 ...] = (accumulate ? y : 0) + sum over segments s of x[m][s * k ...] . panels[s * stride + p]
 template <class T, int M, int P>
 static void tile(const T* x, long ldx, const T* const* panels, long stride, long segments, long k, float* y, long ldy,
-                 bool accumulate) {
+                 bool accumulate, Prefetch& prefetch) {
   v16f acc[M][P];
   for (int m = 0; m < M; m++)
     for (int p = 0; p < P; p++) acc[m][p] = accumulate ? load<v16f>(y + m * ldy + p * LANES) : (v16f){};
@@ -51,10 +68,8 @@ static void tile(const T* x, long ldx, const T* const* panels, long stride, long
     for (long i = 0; i < k; i += Pair<T>::k) {
       decltype(load_weights(w[0])) wv[P];
 #pragma GCC unroll 8
-      for (int p = 0; p < P; p++) {
-        wv[p] = load_weights(w[p] + i * LANES);
-        if (M < 4) __builtin_prefetch((const char*)(w[p] + i * LANES) + 2048);
-      }
+      for (int p = 0; p < P; p++) wv[p] = load_weights(w[p] + i * LANES);
+      prefetch.step();
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
@@ -66,7 +81,7 @@ static void tile(const T* x, long ldx, const T* const* panels, long stride, long
 }
 
 template <class T>
-using TileFunction = void (*)(const T*, long, const T* const*, long, long, long, float*, long, bool);
+using TileFunction = void (*)(const T*, long, const T* const*, long, long, long, float*, long, bool, Prefetch&);
 
 template <class T>
 static TileFunction<T> tile_function(long rows, long panels) {
@@ -91,18 +106,22 @@ struct Packed {
 };
 
 // Calls epilogue(row, first_column, columns, values) for each row of [row0, row1) and group of panels of
-// [panel0, panel1). `values` holds `columns` (a multiple of 16, padding included) float sums.
+// [panel0, panel1). `values` holds `columns` (a multiple of 16, padding included) float sums. While a group is computed the
+// next one is fetched; `then` are weights that follow the last.
 template <class T, class Epilogue>
 static void matmul(const T* x, long ldx, const Packed<T>& w, long row0, long row1, long panel0, long panel1,
-                   Epilogue&& epilogue) {
+                   const T* then, Epilogue&& epilogue) {
   alignas(64) float y[ROWS][PANELS * LANES];
+  long tiles = (row1 - row0 + ROWS - 1) / ROWS, group_bytes = PANELS * LANES * w.k * sizeof(T);
   for (long p = panel0; p < panel1; p += PANELS) {
     long panels = std::min<long>(PANELS, panel1 - p);
     const T* pointers[PANELS];
     for (long i = 0; i < panels; i++) pointers[i] = w.panel(p + i);
+    const void* next = p + PANELS < panel1 ? w.panel(p + PANELS) : then;
+    Prefetch prefetch{&next, next != nullptr, group_bytes, (int)std::max(1l, (PANELS + tiles - 1) / tiles)};
     for (long m = row0; m < row1; m += ROWS) {
       long rows = std::min<long>(ROWS, row1 - m);
-      tile_function<T>(rows, panels)(x + m * ldx, ldx, pointers, 0, 1, w.k, y[0], PANELS * LANES, false);
+      tile_function<T>(rows, panels)(x + m * ldx, ldx, pointers, 0, 1, w.k, y[0], PANELS * LANES, false, prefetch);
       for (long r = 0; r < rows; r++) epilogue(m + r, p * LANES, panels * LANES, y[r]);
     }
   }
