@@ -49,7 +49,7 @@ def both_ops(shape, dtype):
 
 
 def assert_near(actual, expected, dtype):
-    bound = TOLERANCE[dtype] * max(1.0, expected.float().abs().max().item())
+    bound = TOLERANCE[dtype] * max([1.0, *expected.float().abs().flatten().tolist()])
     torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=bound)
 
 
@@ -80,7 +80,7 @@ def test_layer_operations_equal_their_torch_twins(shape, bias, qk_norm, num_toke
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "vocab"), [(1, 50), (3, 16), (30, 129)])
+@pytest.mark.parametrize(("rows", "vocab"), [(0, 40), (1, 50), (3, 16), (30, 129)])
 def test_logits_equal_their_torch_twin(rows, vocab, dtype):
     reference, ops = both_ops((72, 100, 3, 1, 18), dtype)
     hidden, norm = torch.randn(rows, 72).to(dtype), torch.rand(72).to(dtype)

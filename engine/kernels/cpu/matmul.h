@@ -111,6 +111,7 @@ struct Packed {
 template <class T, class Epilogue>
 static void matmul(const T* x, long ldx, const Packed<T>& w, long row0, long row1, long panel0, long panel1,
                    const T* then, Epilogue&& epilogue) {
+  if (row0 >= row1) return;
   alignas(64) float y[ROWS][PANELS * LANES];
   long tiles = (row1 - row0 + ROWS - 1) / ROWS, group_bytes = PANELS * LANES * w.k * sizeof(T);
   for (long p = panel0; p < panel1; p += PANELS) {

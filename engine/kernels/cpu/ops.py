@@ -82,7 +82,7 @@ class CPUOps:
         self.num_threads = torch.get_num_threads()
         self.capacity = 0
         self.views: dict[int, _Views] = {}
-        self.logits_buffer = torch.empty(0)
+        self.logits_buffer = torch.empty(0, 0)
         library, name = load_library(), str(dtype).removeprefix("torch.")
         self._pack = getattr(library, f"pack_{name}")
         self._pack.argtypes = [POINTER, POINTER, LONG, LONG, LONG, INT]
@@ -152,7 +152,7 @@ class CPUOps:
 
     def logits(self, hidden: Tensor, norm_weight: Tensor, head: CPULinear) -> Tensor:
         rows = len(hidden)
-        if len(self.logits_buffer) < rows:
+        if len(self.logits_buffer) < rows or self.logits_buffer.shape[1] != head.rows:
             self.logits_buffer = torch.empty(rows, head.rows)
         out, hidden, norm_weight = self.logits_buffer[:rows], hidden.contiguous(), norm_weight.float()
         normed = torch.zeros(rows, _round_up(head.columns, 2), dtype=self.dtype)
