@@ -14,5 +14,5 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
