@@ -81,10 +81,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         allowed = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
         _check("logprobs", allowed, self.logprobs, f"between 0 and {MAX_LOGPROBS}")
 
-    @property
-    def is_greedy(self) -> bool:
-        return self.temperature == 0.0
-
     def check_token_ids(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` for ids outside the vocabulary of `vocab_size` tokens."""
         for name in ("stop_token_ids", "bad_token_ids", "logit_bias"):
