@@ -6,6 +6,7 @@ Standard input is a pipe from the parent: its end means that the parent is gone,
 
 import gc
 import logging
+import os
 import signal
 import sys
 import time
@@ -30,7 +31,7 @@ _decoder = msgspec.msgpack.Decoder(ToCore)
 def main() -> int:
     """Exit status: 0 when told to end, 1 for an error of ours, 2 for one that the person who starts can mend."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole group; the parent decides
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     endpoint, config = sys.argv[1:]
     socket = zmq.Context().socket(zmq.PAIR)

@@ -4,10 +4,12 @@ Activations are packed over requests: the first dimension counts the tokens of t
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
+
+from .quantised import QuantisedWeight
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,13 @@ class Ops(Protocol):
 
     def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> Any:
         """A Linear in the machine's layout: `weight` [rows, columns], `bias` [rows]. Called from several threads."""
+        ...
+
+    packs_quantised: ClassVar[bool]
+    """Whether there is `pack_quantised`; otherwise quantised weights have to be dequantised and packed."""
+
+    def pack_quantised(self, name: str, weight: QuantisedWeight, bias: Tensor | None) -> Any:
+        """As `pack`, for weights of 8 or 4 bits."""
         ...
 
     def bind(self, layer: LayerWeights) -> Any:

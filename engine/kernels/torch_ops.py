@@ -1,6 +1,6 @@
 """The layer operations in plain torch: complete on every device, and the oracle for the other implementations."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ def onednn_packs(weight: Tensor) -> bool:
 
 class TorchOps:
     """See `Ops` for shapes. Norms, rotary embedding and softmax are computed in float32."""
+
+    packs_quantised: ClassVar[bool] = False
 
     def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float) -> None:
         self.heads = (num_heads, num_kv_heads, num_kv_heads)

@@ -55,7 +55,7 @@ async def _serve(config: ServerConfig, listener: socket.socket) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.002)
-        print(_start_message(name, engine.info, listener), flush=True)
+        print(_start_message(name, engine.info, engine.default_sampling, listener), flush=True)
         await serving
     finally:
         await engine.shutdown()
@@ -71,7 +71,7 @@ async def _interruptible(work: Coroutine[Any, Any, AsyncEngine]) -> AsyncEngine:
         raise UsageError("stopped while loading") from error
 
 
-def _start_message(name: str, info: CoreReady, listener: socket.socket) -> str:
+def _start_message(name: str, info: CoreReady, sampling: dict[str, Any], listener: socket.socket) -> str:
     """What is served and how, where the start-up's time went, and a request to try."""
     host, port = listener.getsockname()[:2]
     host = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
@@ -85,11 +85,16 @@ def _start_message(name: str, info: CoreReady, listener: socket.socket) -> str:
         *(f"  note       {note}" for note in info.notes),
         f"  KV cache   {info.kv_cache_tokens:,} tokens in blocks of {info.block_size};"
         f" context {info.max_model_len:,} tokens",
+        *([f"  sampling   {_fields(sampling)}, unless a request says otherwise"] if sampling else []),
         f"  start-up   {total:.2f} s: " + ", ".join(f"{phase} {took:.2f}" for phase, took in phases.items()),
         f"Serving on http://{host}:{port}. Try:",
         f"  curl -N http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
     ]
     return "\n".join(lines)
+
+
+def _fields(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def seconds_since_process_start() -> float:

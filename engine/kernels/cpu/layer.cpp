@@ -4,17 +4,26 @@
 // Many rows: each thread takes its rows through all stages.
 #include <omp.h>
 
-#include "matmul.h"
+#include "quantised.h"
 
 extern "C" {
-struct LayerWeights {  // mirrored by engine/kernels/cpu/ops.py
+struct Linear {  // mirrored by engine/kernels/cpu/ops.py
+  const void* weight;                // packed, see matmul.h and quantised.h
+  const uint16_t *scale, *minimum;   // of quantised weights
+  const float* bias;                 // [n] or null
+  long n, k, bits;                   // bits 0: weights of the type of the activations
+};
+struct LayerWeights {  // likewise
   long hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rotary_dim;
   float eps;
   int num_threads;
   const float *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: [head_dim] or null
-  const void *qkv, *output, *gate_up, *down;              // packed; gate_up: a panel of gate, then the same of up
-  const float *qkv_bias, *output_bias, *gate_up_bias, *down_bias;  // or null; gate_up_bias in the panels' order
+  Linear qkv, output, gate_up, down;  // gate_up: a panel of gate, then the same of up; its bias likewise
 };
+}
+
+static QuantisedRows rounded_rows(const LayerWeights& w, char* scratch) {
+  return {scratch, QuantisedRows::bytes(std::max({w.hidden_size, w.output.k, w.down.k})), 0};
 }
 
 static long round_up(long n, long to) { return (n + to - 1) / to * to; }
@@ -31,17 +40,30 @@ struct Share {  // what one thread does
     row1 = by_rows ? std::min(rows, tiles * (thread + 1) / threads * ROWS) : rows * (thread + 1) / threads;
   }
   // First panel of thread `t`; a multiple of `unit`.
-  template <class T>
-  long panel_of(int t, const Packed<T>& w, long unit) const {
-    long units = round_up(w.panels(), unit) / unit;
-    return by_rows ? (t > thread ? w.panels() : 0) : std::min(w.panels(), units * t / threads * unit);
+  long panel_of(int t, const Linear& w, long unit) const {
+    long panels = round_up(w.n, LANES) / LANES, units = round_up(panels, unit) / unit;
+    return by_rows ? (t > thread ? panels : 0) : std::min(panels, units * t / threads * unit);
   }
-  // `then`: the product that follows
+  // Where this thread begins to read `w`; null when it is quantised.
+  template <class T>
+  const T* start_of(const Linear& w, long unit) const {
+    return w.bits ? nullptr : Packed<T>{(const T*)w.weight, w.n, w.k}.panel(panel_of(thread, w, unit));
+  }
+  // Quantised weights meet rounded activations, in `scratch`; `then` are the weights that follow.
   template <class T, class Epilogue>
-  void product(const T* x, long ldx, const Packed<T>& w, long unit, const Packed<T>* then, Epilogue&& epilogue) const {
-    const T* next = then ? then->panel(panel_of(thread, *then, 2)) : nullptr;
-    matmul(x, ldx, w, by_rows ? row0 : 0, by_rows ? row1 : rows, panel_of(thread, w, unit), panel_of(thread + 1, w, unit),
-           next, epilogue);
+  void product(const T* x, long ldx, const Linear& w, long unit, const QuantisedRows& scratch, const T* then,
+               Epilogue&& epilogue) const {
+    long first_row = by_rows ? row0 : 0, last_row = by_rows ? row1 : rows;
+    long first = panel_of(thread, w, unit), last = panel_of(thread + 1, w, unit);
+    if (!w.bits) {
+      Packed<T> weights{(const T*)w.weight, w.n, w.k};
+      return matmul(x, ldx, weights, first_row, last_row, first, last, then, epilogue);
+    }
+    QuantisedRows rounded{scratch.data, scratch.row_bytes, w.k};
+    for (long r = row0; r < row1; r++) rounded.write(r, x + r * ldx);
+    barrier();
+    QuantisedWeights weights{(const uint8_t*)w.weight, w.scale, w.minimum, w.n, w.k, (int)w.bits};
+    quantised_matmul(rounded, weights, first_row, last_row, first, last, epilogue);
   }
   void barrier() const {
     if (!by_rows && threads > 1) {
@@ -88,8 +110,8 @@ static void heads(const LayerWeights& w, float* row, const float* cos_sin, T* q,
   for (long h = 0; h < all; h++) {
     float* x = row + h * d;
     bool is_q = h < w.num_heads, is_v = h >= w.num_heads + w.num_kv_heads;
-    if (w.qkv_bias)
-      for (long i = 0; i < d; i++) x[i] += w.qkv_bias[h * d + i];
+    if (w.qkv.bias)
+      for (long i = 0; i < d; i++) x[i] += w.qkv.bias[h * d + i];
     const float* norm = is_q ? w.q_norm : w.k_norm;
     if (!is_v && norm) rms_norm(x, norm, x, d, w.eps);
     if (!is_v) rotate(x, cos_sin, w.rotary_dim);
@@ -100,19 +122,19 @@ static void heads(const LayerWeights& w, float* row, const float* cos_sin, T* q,
 
 template <class T>
 static void attention_input(const LayerWeights& w, const float* hidden, const float* cos_sin, T* normed, float* qkv,
-                            T* q, T* k, T* v, long rows) {
-  long kd = w.num_kv_heads * w.head_dim, qd = w.num_heads * w.head_dim, n = qd + 2 * kd;
-  long ld = round_up(w.hidden_size, 2), ldy = round_up(n, LANES);
-  Packed<T> weight{(const T*)w.qkv, nullptr, n, round_up(w.hidden_size, Pair<T>::k)};
+                            char* scratch, T* q, T* k, T* v, long rows) {
+  long kd = w.num_kv_heads * w.head_dim, qd = w.num_heads * w.head_dim;
+  long ld = round_up(w.hidden_size, 2), ldy = round_up(w.qkv.n, LANES);
 #pragma omp parallel num_threads(w.num_threads)
   {
     Share share(rows, omp_get_thread_num(), omp_get_num_threads());
     for (long r = share.row0; r < share.row1; r++)
       rms_norm(hidden + r * w.hidden_size, w.input_norm, normed + r * ld, w.hidden_size, w.eps);
     share.barrier();
-    share.product(normed, ld, weight, 1, (const Packed<T>*)nullptr, [&](long r, long first, long columns, const float* values) {
-      std::memcpy(qkv + r * ldy + first, values, columns * sizeof(float));
-    });
+    share.product(normed, ld, w.qkv, 1, rounded_rows(w, scratch), (const T*)nullptr,
+                  [&](long r, long first, long columns, const float* values) {
+                    std::memcpy(qkv + r * ldy + first, values, columns * sizeof(float));
+                  });
     share.barrier();
     for (long r = share.row0; r < share.row1; r++)
       heads(w, qkv + r * ldy, cos_sin + r * w.rotary_dim, q + r * qd, k + r * kd, v + r * kd);
@@ -121,54 +143,52 @@ static void attention_input(const LayerWeights& w, const float* hidden, const fl
 
 template <class T>
 static void attention_output(const LayerWeights& w, float* hidden, const T* attention, T* normed, T* activation,
-                             long rows) {
-  long h = w.hidden_size, qd = w.num_heads * w.head_dim, even = Pair<T>::k;
+                             char* scratch, long rows) {
+  long h = w.hidden_size, qd = w.num_heads * w.head_dim;
   long ld = round_up(h, 2), ldi = round_up(w.intermediate_size, LANES);
-  Packed<T> output{(const T*)w.output, w.output_bias, h, round_up(qd, even)};
-  Packed<T> gate_up{(const T*)w.gate_up, w.gate_up_bias, 2 * ldi, round_up(h, even)};
-  Packed<T> down{(const T*)w.down, w.down_bias, h, ldi};
+  const float* bias = w.gate_up.bias;
 #pragma omp parallel num_threads(w.num_threads)
   {
     Share share(rows, omp_get_thread_num(), omp_get_num_threads());
-    share.product(attention, qd, output, 1, &gate_up, [&](long r, long first, long columns, const float* values) {
-      add_to<T>(hidden + r * h, values, w.output_bias, first, columns, h);
-    });
+    share.product(attention, qd, w.output, 1, rounded_rows(w, scratch), share.start_of<T>(w.gate_up, 2),
+                  [&](long r, long first, long columns, const float* values) {
+                    add_to<T>(hidden + r * h, values, w.output.bias, first, columns, h);
+                  });
     share.barrier();
     for (long r = share.row0; r < share.row1; r++)
       rms_norm(hidden + r * h, w.post_norm, normed + r * ld, h, w.eps);
     share.barrier();
-    share.product(normed, ld, gate_up, 2, &down, [&](long r, long first, long columns, const float* values) {
-      for (long c = 0; c < columns; c += 2 * LANES) {
-        v16f gate = load<v16f>(values + c), up = load<v16f>(values + c + LANES);
-        if (w.gate_up_bias) {
-          gate += load<v16f>(w.gate_up_bias + first + c);
-          up += load<v16f>(w.gate_up_bias + first + c + LANES);
-        }
-        store_floats(activation + r * ldi + (first + c) / 2, silu(gate) * up);
-      }
-    });
+    share.product(normed, ld, w.gate_up, 2, rounded_rows(w, scratch), share.start_of<T>(w.down, 1),
+                  [&](long r, long first, long columns, const float* values) {
+                    for (long c = 0; c < columns; c += 2 * LANES) {
+                      v16f gate = load<v16f>(values + c), up = load<v16f>(values + c + LANES);
+                      if (bias) gate += load<v16f>(bias + first + c), up += load<v16f>(bias + first + c + LANES);
+                      store_floats(activation + r * ldi + (first + c) / 2, silu(gate) * up);
+                    }
+                  });
     share.barrier();
-    share.product(activation, ldi, down, 1, (const Packed<T>*)nullptr, [&](long r, long first, long columns, const float* values) {
-      add_to<T>(hidden + r * h, values, w.down_bias, first, columns, h);
-    });
+    share.product(activation, ldi, w.down, 1, rounded_rows(w, scratch), (const T*)nullptr,
+                  [&](long r, long first, long columns, const float* values) {
+                    add_to<T>(hidden + r * h, values, w.down.bias, first, columns, h);
+                  });
   }
 }
 
-// logits[rows, n] of the final norm and the head
+// logits[rows, head.n] of the final norm and the head
 template <class T>
-static void logits(const float* hidden, const float* norm, const T* head, T* normed, float* out, long rows,
-                   long hidden_size, long n, float eps, int threads) {
+static void logits(const float* hidden, const float* norm, const Linear& head, T* normed, char* scratch, float* out,
+                   long rows, long hidden_size, float eps, int threads) {
   long ld = round_up(hidden_size, 2);
-  Packed<T> weight{head, nullptr, n, round_up(hidden_size, Pair<T>::k)};
 #pragma omp parallel num_threads(threads)
   {
     Share share(rows, omp_get_thread_num(), omp_get_num_threads());
     for (long r = share.row0; r < share.row1; r++)
       rms_norm(hidden + r * hidden_size, norm, normed + r * ld, hidden_size, eps);
     share.barrier();
-    share.product(normed, ld, weight, 1, (const Packed<T>*)nullptr, [&](long r, long first, long columns, const float* values) {
-      std::memcpy(out + r * n + first, values, std::min(columns, n - first) * sizeof(float));
-    });
+    share.product(normed, ld, head, 1, {scratch, QuantisedRows::bytes(hidden_size), 0}, (const T*)nullptr,
+                  [&](long r, long first, long columns, const float* values) {
+                    std::memcpy(out + r * head.n + first, values, std::min(columns, head.n - first) * sizeof(float));
+                  });
   }
 }
 
@@ -187,19 +207,42 @@ static void pack(const T* weight, T* out, long n, long k, long padded_k, int thr
       }
 }
 
+// q [n, k], scale and minimum [n, k / 32] -> the panels of quantised.h, written whole
+static void pack_quantised_panels(const uint8_t* q, const uint16_t* scale, const uint16_t* minimum, uint8_t* out,
+                                  uint16_t* out_scale, uint16_t* out_minimum, long n, long k, int bits, int threads) {
+  long groups = k / GROUP;
+#pragma omp parallel for num_threads(threads) schedule(static)
+  for (long p = 0; p < (n + LANES - 1) / LANES; p++)
+    for (long g = 0; g < groups; g++)
+      for (long lane = 0; lane < LANES; lane++) {
+        long row = p * LANES + lane, to = (p * groups + g) * LANES + lane;
+        out_scale[to] = row < n ? scale[row * groups + g] : 0;
+        out_minimum[to] = row < n ? minimum[row * groups + g] : 0;
+        const uint8_t* from = q + std::min(row, n - 1) * k + g * GROUP;
+        uint8_t* panel = out + (p * groups + g) * LANES * GROUP * bits / 8;
+        for (long j = 0; j < bits; j++)
+          for (long i = 0; i < 4; i++)
+            panel[(j * LANES + lane) * 4 + i] = bits == 8 ? from[4 * j + i] : from[4 * j + i] | from[4 * j + 16 + i] << 4;
+      }
+}
+
 extern "C" {
+void pack_quantised(const uint8_t* q, const uint16_t* scale, const uint16_t* minimum, uint8_t* out, uint16_t* out_scale,
+                    uint16_t* out_minimum, long n, long k, int bits, int threads) {
+  pack_quantised_panels(q, scale, minimum, out, out_scale, out_minimum, n, k, bits, threads);
+}
 #define EXPORT(NAME, T)                                                                                             \
   void attention_input_##NAME(const LayerWeights* w, const float* hidden, const float* cos_sin, T* normed,          \
-                              float* qkv, T* q, T* k, T* v, long rows) {                                            \
-    attention_input<T>(*w, hidden, cos_sin, normed, qkv, q, k, v, rows);                                            \
+                              float* qkv, char* scratch, T* q, T* k, T* v, long rows) {                             \
+    attention_input<T>(*w, hidden, cos_sin, normed, qkv, scratch, q, k, v, rows);                                   \
   }                                                                                                                 \
   void attention_output_##NAME(const LayerWeights* w, float* hidden, const T* attention, T* normed, T* activation,  \
-                               long rows) {                                                                         \
-    attention_output<T>(*w, hidden, attention, normed, activation, rows);                                           \
+                               char* scratch, long rows) {                                                          \
+    attention_output<T>(*w, hidden, attention, normed, activation, scratch, rows);                                  \
   }                                                                                                                 \
-  void logits_##NAME(const float* hidden, const float* norm, const T* head, T* normed, float* out, long rows,       \
-                     long hidden_size, long n, float eps, int threads) {                                            \
-    logits<T>(hidden, norm, head, normed, out, rows, hidden_size, n, eps, threads);                                 \
+  void logits_##NAME(const float* hidden, const float* norm, const Linear* head, T* normed, char* scratch,          \
+                     float* out, long rows, long hidden_size, float eps, int threads) {                             \
+    logits<T>(hidden, norm, *head, normed, scratch, out, rows, hidden_size, eps, threads);                          \
   }                                                                                                                 \
   void pack_##NAME(const T* weight, T* out, long n, long k, long padded_k, int threads) {                           \
     pack<T>(weight, out, n, k, padded_k, threads);                                                                  \

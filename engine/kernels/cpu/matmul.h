@@ -58,7 +58,8 @@ struct Prefetch {
 // y[m][p * 16 ...] = (accumulate ? y : 0) + sum over segments s of x[m][s * k ...] . panels[s * stride + p]
 template <class T, int M, int P>
 static void tile(const T* x, long ldx, const T* const* panels, long stride, long segments, long k, float* y, long ldy,
-                 bool accumulate, Prefetch& prefetch) {
+                 bool accumulate, Prefetch& shared_prefetch) {
+  Prefetch prefetch = shared_prefetch;  // a copy that no store can alias
   v16f acc[M][P];
   for (int m = 0; m < M; m++)
     for (int p = 0; p < P; p++) acc[m][p] = accumulate ? load<v16f>(y + m * ldy + p * LANES) : (v16f){};
@@ -78,6 +79,7 @@ static void tile(const T* x, long ldx, const T* const* panels, long stride, long
   }
   for (int m = 0; m < M; m++)
     for (int p = 0; p < P; p++) store(y + m * ldy + p * LANES, acc[m][p]);
+  shared_prefetch = prefetch;
 }
 
 template <class T>
@@ -98,10 +100,8 @@ static TileFunction<T> tile_function(long rows, long panels) {
 
 template <class T>
 struct Packed {
-  const T* data;      // [panels][k][16]
-  const float* bias;  // [n] or null
-  long n, k;          // true sizes; k is even for bfloat16
-  long panels() const { return (n + LANES - 1) / LANES; }
+  const T* data;  // [panels][k][16]
+  long n, k;      // k is even for bfloat16
   const T* panel(long p) const { return data + p * LANES * k; }
 };
 

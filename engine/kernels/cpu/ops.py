@@ -6,7 +6,7 @@ depend on which other tokens are in the step.
 
 import ctypes
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.kernels.ops import LayerWeights, TokenChoice
+from engine.kernels.quantised import QuantisedWeight
 
 from .build import load_library
 
@@ -22,12 +23,24 @@ POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctyp
 
 
 class CPULinear(NamedTuple):
-    """Packed weight (see matmul.h)."""
+    """Packed weight, see matmul.h and quantised.h."""
 
     data: Tensor
+    scale: Tensor | None
+    minimum: Tensor | None
     bias: Tensor | None  # float32 [rows], in the packed order
     rows: int
-    columns: int
+    columns: int  # padded
+    bits: int  # 0: float weights
+
+
+class _Linear(ctypes.Structure):
+    """`Linear` of layer.cpp."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("weight", "scale", "minimum", "bias")),
+        *((name, LONG) for name in ("n", "k", "bits")),
+    )
 
 
 class _Layer(ctypes.Structure):
@@ -39,8 +52,7 @@ class _Layer(ctypes.Structure):
         ("eps", FLOAT),
         ("num_threads", INT),
         *((name, POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
-        *((name, POINTER) for name in ("qkv", "output", "gate_up", "down")),
-        *((name, POINTER) for name in ("qkv_bias", "output_bias", "gate_up_bias", "down_bias")),
+        *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
     )
 
 
@@ -66,6 +78,7 @@ class _Views:
     normed: Tensor
     qkv: Tensor
     activation: Tensor
+    rounded: Tensor
     q: Tensor
     k: Tensor
     v: Tensor
@@ -73,6 +86,8 @@ class _Views:
 
 class CPUOps:
     """See `Ops` for shapes. `hidden` is float32 and updated in place; the next call overwrites q, k, v and logits."""
+
+    packs_quantised: ClassVar[bool] = True
 
     def __init__(
         self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float, dtype: torch.dtype
@@ -86,17 +101,19 @@ class CPUOps:
         library, name = load_library(), str(dtype).removeprefix("torch.")
         self._pack = getattr(library, f"pack_{name}")
         self._pack.argtypes = [POINTER, POINTER, LONG, LONG, LONG, INT]
+        self._pack_quantised = library.pack_quantised
+        self._pack_quantised.argtypes = [POINTER] * 6 + [LONG, LONG, INT, INT]
         self._attention_input = getattr(library, f"attention_input_{name}")
-        self._attention_input.argtypes = [POINTER] * 8 + [LONG]
+        self._attention_input.argtypes = [POINTER] * 9 + [LONG]
         self._attention_output = getattr(library, f"attention_output_{name}")
-        self._attention_output.argtypes = [POINTER] * 5 + [LONG]
+        self._attention_output.argtypes = [POINTER] * 6 + [LONG]
         self._logits = getattr(library, f"logits_{name}")
-        self._logits.argtypes = [POINTER] * 5 + [LONG, LONG, LONG, FLOAT, INT]
+        self._logits.argtypes = [POINTER, POINTER, ctypes.POINTER(_Linear)] + [POINTER] * 3 + [LONG, LONG, FLOAT, INT]
         self._sample = library.sample
         self._sample.argtypes = [ctypes.POINTER(_Sampling)]
 
     def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> CPULinear:
-        rows, columns = weight.shape
+        columns = weight.shape[1]
         weight = weight.to(self.dtype)
         if name == "gate_up":
             weight = _interleave(weight)
@@ -106,7 +123,23 @@ class CPUOps:
         data = torch.empty(_round_up(weight.shape[0], LANES) * padded, dtype=self.dtype)
         weight = weight.contiguous()
         self._pack(weight.data_ptr(), data.data_ptr(), weight.shape[0], columns, padded, 1)
-        return CPULinear(data, None if bias is None else bias.float(), rows, columns)
+        return CPULinear(data, None, None, None if bias is None else bias.float(), weight.shape[0], padded, 0)
+
+    def pack_quantised(self, name: str, weight: QuantisedWeight, bias: Tensor | None) -> CPULinear:
+        q, scale, minimum = weight.q, weight.scale, weight.minimum
+        if name == "gate_up":
+            q, scale, minimum = (_interleave(x) for x in (q, scale, minimum))
+            bias = None if bias is None else _interleave(bias)
+        rows, columns = q.shape
+        padded = _round_up(rows, LANES)
+        packed = (
+            torch.empty(padded * columns * weight.bits // 8, dtype=torch.uint8),
+            *(torch.empty(padded * scale.shape[1], dtype=torch.float16) for _ in range(2)),
+        )
+        sources = [x.contiguous() for x in (q, scale, minimum)]
+        addresses = (x.data_ptr() for x in (*sources, *packed))
+        self._pack_quantised(*addresses, rows, columns, weight.bits, 1)
+        return CPULinear(*packed, None if bias is None else bias.float(), rows, columns, weight.bits)
 
     def bind(self, layer: LayerWeights) -> _BoundLayer:
         linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
@@ -115,18 +148,10 @@ class CPUOps:
             for norm in (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
         ]
         struct = _Layer(
-            *(
-                layer.qkv.columns,
-                layer.down.columns,
-                self.num_heads,
-                self.num_kv_heads,
-                self.head_dim,
-                self.head_dim,
-            ),
-            *(self.norm_eps, self.num_threads),
+            *(len(layer.input_norm), layer.gate_up.rows // 2, self.num_heads, self.num_kv_heads),
+            *(self.head_dim, self.head_dim, self.norm_eps, self.num_threads),
             *(_address(norm) for norm in norms),
-            *(_address(linear.data) for linear in linears),
-            *(_address(linear.bias) for linear in linears),
+            *(_linear(linear) for linear in linears),
         )
         return _BoundLayer(ctypes.addressof(struct), (struct, linears, norms))
 
@@ -138,7 +163,7 @@ class CPUOps:
         q, k, v = views.q, views.k, views.v
         self._attention_input(
             *(layer.address, hidden.data_ptr(), cos_sin.data_ptr(), views.normed.data_ptr(), views.qkv.data_ptr()),
-            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), len(hidden)),
+            *(views.rounded.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), len(hidden)),
         )
         return q, k, v
 
@@ -146,7 +171,7 @@ class CPUOps:
         views = self._scratch(hidden, layer)
         self._attention_output(
             *(layer.address, hidden.data_ptr(), attention.data_ptr()),
-            *(views.normed.data_ptr(), views.activation.data_ptr(), len(hidden)),
+            *(views.normed.data_ptr(), views.activation.data_ptr(), views.rounded.data_ptr(), len(hidden)),
         )
         return hidden
 
@@ -155,10 +180,12 @@ class CPUOps:
         if len(self.logits_buffer) < rows or self.logits_buffer.shape[1] != head.rows:
             self.logits_buffer = torch.empty(rows, head.rows)
         out, hidden, norm_weight = self.logits_buffer[:rows], hidden.contiguous(), norm_weight.float()
-        normed = torch.zeros(rows, _round_up(head.columns, 2), dtype=self.dtype)
+        hidden_size = hidden.shape[1]
+        normed = torch.zeros(rows, _round_up(hidden_size, 2), dtype=self.dtype)
+        rounded = torch.empty(rows, _rounded_bytes(hidden_size), dtype=torch.uint8)
         self._logits(
-            *(hidden.data_ptr(), norm_weight.data_ptr(), head.data.data_ptr(), normed.data_ptr(), out.data_ptr()),
-            *(rows, head.columns, head.rows, self.norm_eps, self.num_threads),
+            *(hidden.data_ptr(), norm_weight.data_ptr(), _linear(head), normed.data_ptr(), rounded.data_ptr()),
+            *(out.data_ptr(), rows, hidden_size, self.norm_eps, self.num_threads),
         )
         return out
 
@@ -182,18 +209,19 @@ class CPUOps:
             _round_up(layer.hidden_size, 2),
             _round_up(sum(heads) * self.head_dim, LANES),
             _round_up(layer.intermediate_size, LANES),
+            _rounded_bytes(max(layer.hidden_size, layer.output.k, layer.down.k)),
             *(count * self.head_dim for count in heads),
         )
         if num_tokens > self.capacity:
             self.capacity = num_tokens
             self.views.clear()
-            dtypes = (self.dtype, torch.float32, *[self.dtype] * 4)
+            dtypes = (self.dtype, torch.float32, self.dtype, torch.uint8, *[self.dtype] * 3)
             self.buffers = [
                 torch.zeros(num_tokens, width, dtype=dtype) for width, dtype in zip(widths, dtypes, strict=True)
             ]
-        normed, qkv, activation, *qkv_heads = (buffer[:num_tokens] for buffer in self.buffers)
+        normed, qkv, activation, rounded, *qkv_heads = (buffer[:num_tokens] for buffer in self.buffers)
         q, k, v = (x.view(num_tokens, -1, self.head_dim) for x in qkv_heads)
-        self.views[num_tokens] = _Views(normed, qkv, activation, q, k, v)
+        self.views[num_tokens] = _Views(normed, qkv, activation, rounded, q, k, v)
 
 
 def _interleave(gate_up: Tensor) -> Tensor:
@@ -203,6 +231,16 @@ def _interleave(gate_up: Tensor) -> Tensor:
         for half in gate_up.chunk(2)
     )
     return torch.stack((gate, up), dim=1).flatten(0, 2)
+
+
+def _rounded_bytes(columns: int) -> int:
+    """Of one row of activations in quantised.h: a byte per element, a scale and a sum per group of 32."""
+    return columns + 8 * (columns // 32)
+
+
+def _linear(linear: CPULinear) -> _Linear:
+    addresses = (_address(x) for x in (linear.data, linear.scale, linear.minimum, linear.bias))
+    return _Linear(*addresses, linear.rows, linear.columns, linear.bits)
 
 
 def _address(tensor: Tensor | None) -> int | None:

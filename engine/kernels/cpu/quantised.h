@@ -1,0 +1,155 @@
+// Products with weights of 8 or 4 bits: value = scale * q + minimum in groups of 32 along k, q unsigned.
+//
+// Packed weights [n, k], k a multiple of 32, in panels of 16 output rows; a quad is 4 consecutive k:
+//     q, 8 bits: panel[k / 32][8 quads][16][4]
+//     q, 4 bits: panel[k / 32][4][16][4], a byte holds quad j in its low and quad j + 4 in its high half
+//     scale, minimum: float16 panel[k / 32][16]
+// Activations are rounded to 8 bits in the same groups, x = x_scale * x_q, so that for each group
+//     sum of value * x = scale * x_scale * (sum of q * x_q) + minimum * (x_scale * sum of x_q)
+// where the sums of q run in integers (VNNI). As in matmul.h, the order of sums does not depend on the number of rows.
+#pragma once
+#include "matmul.h"
+
+constexpr long GROUP = 32;
+
+static inline v16f load_halves(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (v16f)_mm512_cvtph_ps(load<__m256i>(p));
+#else
+  v16f v;
+  for (int i = 0; i < LANES; i++) {
+    uint32_t sign = (p[i] & 0x8000u) << 16, exponent = p[i] >> 10 & 31, mantissa = p[i] & 1023;
+    float magnitude = exponent ? std::ldexp((float)(mantissa | 1024), (int)exponent - 25) : std::ldexp((float)mantissa, -24);
+    v[i] = sign ? -magnitude : magnitude;
+  }
+  return v;
+#endif
+}
+
+// acc += w[lane][0] * x[0] + … + w[lane][3] * x[3], w unsigned and x signed bytes
+static inline v16i dot_quad(v16i acc, v16u w, const int8_t* x) {
+#if defined(__AVX512VNNI__)
+  return (v16i)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(load<int32_t>(x)));
+#else
+  for (int i = 0; i < 4; i++) acc += (v16i)(w >> (8 * i) & 255u) * (int32_t)x[i];
+  return acc;
+#endif
+}
+
+// Rows of activations, rounded: q [k], scale [k / 32], and scale * sum of q [k / 32]. Rows lie `row_bytes` apart whatever
+// k is: threads that take rows of their own through several products never meet.
+struct QuantisedRows {
+  char* data;
+  long row_bytes, k;
+
+  static long bytes(long k) { return k + k / GROUP * 2 * sizeof(float); }
+  int8_t* q(long row) const { return (int8_t*)(data + row * row_bytes); }
+  float* scale(long row) const { return (float*)(data + row * row_bytes + k); }
+  float* sum(long row) const { return scale(row) + k / GROUP; }
+
+  template <class T>
+  void write(long row, const T* x) const {
+    int8_t* to = q(row);
+    for (long g = 0; g < k / GROUP; g++) {
+      v16f a = load_floats(x + g * GROUP), b = load_floats(x + g * GROUP + LANES);
+      v16f highest = select(a > -a, a, -a), other = select(b > -b, b, -b);
+      float s = max_lanes(select(highest > other, highest, other)) / 127.0f;
+      if (!std::isfinite(sum_lanes(a + b))) s = NAN;  // shows in the result
+      v16f inverse = splat(s > 0 ? 1.0f / s : 0.0f);
+      v16i qa = nearest(a * inverse), qb = nearest(b * inverse);
+      store(to + g * GROUP, __builtin_convertvector(qa, v16b));
+      store(to + g * GROUP + LANES, __builtin_convertvector(qb, v16b));
+      scale(row)[g] = s;
+      sum(row)[g] = s * sum_lanes(__builtin_convertvector(qa + qb, v16f));
+    }
+  }
+
+ private:
+  typedef int8_t v16b __attribute__((vector_size(16)));
+  static v16i nearest(v16f x) {  // |x| is at most 127
+    return (v16i)(x + 12582912.0f) - 0x4B400000;
+  }
+};
+
+template <int BITS, int M, int P>
+static void quantised_tile(const QuantisedRows& x, long row, const uint8_t* q, const uint16_t* scale,
+                           const uint16_t* minimum, float* y, long ldy, Prefetch& shared_prefetch) {
+  long groups = x.k / GROUP, panel_bytes = x.k * LANES * BITS / 8, panel_scales = groups * LANES, ldx = x.row_bytes;
+  const int8_t* xq = x.q(row);
+  const char *x_scale = (const char*)x.scale(row), *x_sum = (const char*)x.sum(row);
+  Prefetch prefetch = shared_prefetch;
+  v16f acc[M][P] = {};
+  for (long g = 0; g < groups; g++, xq += GROUP) {
+    v16i sum[M][P] = {};
+    for (long j = 0; j < BITS; j++, q += 64) {
+      v16u w[P], high[P];
+#pragma GCC unroll 8
+      for (int p = 0; p < P; p++) {
+        w[p] = load<v16u>(q + p * panel_bytes);
+        if (BITS == 4) high[p] = w[p] >> 4 & 0x0f0f0f0fu, w[p] &= 0x0f0f0f0fu;
+      }
+      prefetch.step();
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
+        for (int p = 0; p < P; p++) {
+          sum[m][p] = dot_quad(sum[m][p], w[p], xq + m * ldx + 4 * j);
+          if (BITS == 4) sum[m][p] = dot_quad(sum[m][p], high[p], xq + m * ldx + 4 * j + 16);
+        }
+    }
+#pragma GCC unroll 8
+    for (int p = 0; p < P; p++) {
+      v16f s = load_halves(scale + p * panel_scales + g * LANES), low = load_halves(minimum + p * panel_scales + g * LANES);
+#pragma GCC unroll 8
+      for (int m = 0; m < M; m++) {
+        acc[m][p] += __builtin_convertvector(sum[m][p], v16f) * (s * load<float>(x_scale + m * ldx + g * sizeof(float)));
+        acc[m][p] += low * load<float>(x_sum + m * ldx + g * sizeof(float));
+      }
+    }
+  }
+  for (int m = 0; m < M; m++)
+    for (int p = 0; p < P; p++) store(y + m * ldy + p * LANES, acc[m][p]);
+  shared_prefetch = prefetch;
+}
+
+using QuantisedTile = void (*)(const QuantisedRows&, long, const uint8_t*, const uint16_t*, const uint16_t*, float*, long,
+                               Prefetch&);
+
+template <int BITS>
+static QuantisedTile quantised_tile_function(long rows, long panels) {
+#define ROW(M) {quantised_tile<BITS, M, 1>, quantised_tile<BITS, M, 2>, quantised_tile<BITS, M, 3>, quantised_tile<BITS, M, 4>}
+  static const QuantisedTile table[6][4] = {ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6)};
+#undef ROW
+  return table[rows - 1][panels - 1];
+}
+
+struct QuantisedWeights {
+  const uint8_t* q;
+  const uint16_t *scale, *minimum;
+  long n, k;
+  int bits;
+  long panels() const { return (n + LANES - 1) / LANES; }
+  const uint8_t* panel(long p) const { return q + p * LANES * k * bits / 8; }
+};
+
+// As matmul() of matmul.h.
+template <class Epilogue>
+static void quantised_matmul(const QuantisedRows& x, const QuantisedWeights& w, long row0, long row1, long panel0,
+                             long panel1, Epilogue&& epilogue) {
+  if (row0 >= row1) return;
+  constexpr long most_rows = 6, most_panels = 4;
+  alignas(64) float y[most_rows][most_panels * LANES];
+  const long group = row1 - row0 <= 3 ? 4 : 2;  // panels: the sums of a group and their total fill the registers
+  long tiles = (row1 - row0 + most_rows - 1) / most_rows, groups = w.k / GROUP;
+  for (long p = panel0; p < panel1; p += group) {
+    long panels = std::min(group, panel1 - p);
+    const void* next = w.panel(p + group);
+    Prefetch prefetch{&next, p + group < panel1, group * LANES * w.k * w.bits / 8, (int)std::max(1l, (group + tiles - 1) / tiles)};
+    for (long m = row0; m < row1; m += most_rows) {
+      long rows = std::min(most_rows, row1 - m), first_scale = p * groups * LANES;
+      auto run = w.bits == 8 ? quantised_tile_function<8>(rows, panels) : quantised_tile_function<4>(rows, panels);
+      run(x, m, w.panel(p), w.scale + first_scale, w.minimum + first_scale, y[0], most_panels * LANES, prefetch);
+      for (long r = 0; r < rows; r++) epilogue(m + r, p * LANES, panels * LANES, y[r]);
+    }
+  }
+}
