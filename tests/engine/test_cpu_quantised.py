@@ -15,8 +15,9 @@ def random_weight(bits: int, rows: int, columns: int, seed: int) -> QuantisedWei
     generator = torch.Generator().manual_seed(seed)
     groups = (rows, columns // GROUP_SIZE)
     q = torch.randint(0, 2**bits, (rows, columns), generator=generator, dtype=torch.uint8)
-    scale = torch.rand(groups, generator=generator).add(0.5) / 2**bits / columns**0.5
-    return QuantisedWeight(bits, q, (4 * scale).half(), (-2 * scale * 2**bits).half())
+    scale = (torch.rand(groups, generator=generator).add(0.5) * 4 / 2**bits / columns**0.5).half()
+    symmetric = seed % 2 == 0
+    return QuantisedWeight(bits, q, scale, scale * -(2 ** (bits - 1)) + (0 if symmetric else 0.01))
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -75,9 +76,10 @@ def test_layer_operations_equal_their_arithmetic(bits, num_tokens):
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("rows", [0, 1, 5, 40])
-def test_logits_equal_their_arithmetic(bits, rows):
+@pytest.mark.parametrize("seed", [8, 9], ids=["symmetric", "with minimum"])
+def test_logits_equal_their_arithmetic(bits, rows, seed):
     ops = make_ops(torch.float32)
-    weight = random_weight(bits, VOCAB, HIDDEN, 9)
+    weight = random_weight(bits, VOCAB, HIDDEN, seed)
     hidden = torch.randn(rows, HIDDEN)
     actual = ops.logits(hidden, torch.ones(HIDDEN), ops.pack_quantised("head", weight, None))
     torch.testing.assert_close(actual, rounded(normed(hidden)) @ weight.dequantise().T, rtol=1e-3, atol=2e-3)

@@ -9,7 +9,7 @@
 extern "C" {
 struct Linear {  // mirrored by engine/kernels/cpu/ops.py
   const void* weight;                // packed, see matmul.h and quantised.h
-  const uint16_t *scale, *minimum;   // of quantised weights
+  const uint16_t *scale, *minimum;   // of quantised weights; minimum is null when they are symmetric
   const float* bias;                 // [n] or null
   long n, k, bits;                   // bits 0: weights of the type of the activations
 };

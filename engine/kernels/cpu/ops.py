@@ -139,7 +139,17 @@ class CPUOps:
         sources = [x.contiguous() for x in (q, scale, minimum)]
         addresses = (x.data_ptr() for x in (*sources, *packed))
         self._pack_quantised(*addresses, rows, columns, weight.bits, 1)
-        return CPULinear(*packed, None if bias is None else bias.float(), rows, columns, weight.bits)
+        data, packed_scale, packed_minimum = packed
+        symmetric = torch.equal(minimum, scale * -(2 ** (weight.bits - 1)))
+        return CPULinear(
+            data,
+            packed_scale,
+            None if symmetric else packed_minimum,
+            None if bias is None else bias.float(),
+            rows,
+            columns,
+            weight.bits,
+        )
 
     def bind(self, layer: LayerWeights) -> _BoundLayer:
         linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
@@ -234,8 +244,8 @@ def _interleave(gate_up: Tensor) -> Tensor:
 
 
 def _rounded_bytes(columns: int) -> int:
-    """Of one row of activations in quantised.h: a byte per element, a scale and a sum per group of 32."""
-    return columns + 8 * (columns // 32)
+    """Of one row of activations in quantised.h: a byte per element, a scale and two sums per group of 32."""
+    return columns + 12 * (columns // 32)
 
 
 def _linear(linear: CPULinear) -> _Linear:

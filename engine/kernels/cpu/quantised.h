@@ -6,7 +6,8 @@
 //     scale, minimum: float16 panel[k / 32][16]
 // Activations are rounded to 8 bits in the same groups, x = x_scale * x_q, so that for each group
 //     sum of value * x = scale * x_scale * (sum of q * x_q) + minimum * (x_scale * sum of x_q)
-// where the sums of q run in integers (VNNI). As in matmul.h, the order of sums does not depend on the number of rows.
+// where the sums of q run in integers (VNNI). Symmetric weights, minimum = -2^(bits - 1) * scale, store no minimum: their sums
+// start at -2^(bits - 1) * sum of x_q. As in matmul.h, the order of sums does not depend on the number of rows.
 #pragma once
 #include "matmul.h"
 
@@ -36,16 +37,17 @@ static inline v16i dot_quad(v16i acc, v16u w, const int8_t* x) {
 #endif
 }
 
-// Rows of activations, rounded: q [k], scale [k / 32], and scale * sum of q [k / 32]. Rows lie `row_bytes` apart whatever
-// k is: threads that take rows of their own through several products never meet.
+// Rows of activations, rounded: q [k], then per group of 32 the scale, the sum of q and scale * sum. Rows lie `row_bytes` apart
+// whatever k is: threads that take rows of their own through several products never meet.
 struct QuantisedRows {
   char* data;
   long row_bytes, k;
 
-  static long bytes(long k) { return k + k / GROUP * 2 * sizeof(float); }
+  static long bytes(long k) { return k + k / GROUP * 3 * sizeof(float); }
   int8_t* q(long row) const { return (int8_t*)(data + row * row_bytes); }
   float* scale(long row) const { return (float*)(data + row * row_bytes + k); }
-  float* sum(long row) const { return scale(row) + k / GROUP; }
+  int32_t* sum(long row) const { return (int32_t*)scale(row) + k / GROUP; }
+  float* scaled_sum(long row) const { return scale(row) + 2 * (k / GROUP); }
 
   template <class T>
   void write(long row, const T* x) const {
@@ -60,7 +62,9 @@ struct QuantisedRows {
       store(to + g * GROUP, __builtin_convertvector(qa, v16b));
       store(to + g * GROUP + LANES, __builtin_convertvector(qb, v16b));
       scale(row)[g] = s;
-      sum(row)[g] = s * sum_lanes(__builtin_convertvector(qa + qb, v16f));
+      float total = sum_lanes(__builtin_convertvector(qa + qb, v16f));
+      sum(row)[g] = (int32_t)total;
+      scaled_sum(row)[g] = s * total;
     }
   }
 
@@ -71,16 +75,21 @@ struct QuantisedRows {
   }
 };
 
-template <int BITS, int M, int P>
+template <int BITS, bool SYMMETRIC, int M, int P>
 static void quantised_tile(const QuantisedRows& x, long row, const uint8_t* q, const uint16_t* scale,
                            const uint16_t* minimum, float* y, long ldy, Prefetch& shared_prefetch) {
   long groups = x.k / GROUP, panel_bytes = x.k * LANES * BITS / 8, panel_scales = groups * LANES, ldx = x.row_bytes;
   const int8_t* xq = x.q(row);
-  const char *x_scale = (const char*)x.scale(row), *x_sum = (const char*)x.sum(row);
+  const char *x_scale = (const char*)x.scale(row), *x_sum = (const char*)x.sum(row), *scaled = (const char*)x.scaled_sum(row);
   Prefetch prefetch = shared_prefetch;
   v16f acc[M][P] = {};
   for (long g = 0; g < groups; g++, xq += GROUP) {
-    v16i sum[M][P] = {};
+    v16i sum[M][P];
+    for (int m = 0; m < M; m++) {
+      v16i start = {};
+      if (SYMMETRIC) start -= load<int32_t>(x_sum + m * ldx + g * sizeof(float)) << (BITS - 1);
+      for (int p = 0; p < P; p++) sum[m][p] = start;
+    }
     for (long j = 0; j < BITS; j++, q += 64) {
       v16u w[P], high[P];
 #pragma GCC unroll 8
@@ -99,11 +108,12 @@ static void quantised_tile(const QuantisedRows& x, long row, const uint8_t* q, c
     }
 #pragma GCC unroll 8
     for (int p = 0; p < P; p++) {
-      v16f s = load_halves(scale + p * panel_scales + g * LANES), low = load_halves(minimum + p * panel_scales + g * LANES);
+      v16f s = load_halves(scale + p * panel_scales + g * LANES), low = {};
+      if (!SYMMETRIC) low = load_halves(minimum + p * panel_scales + g * LANES);
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
         acc[m][p] += __builtin_convertvector(sum[m][p], v16f) * (s * load<float>(x_scale + m * ldx + g * sizeof(float)));
-        acc[m][p] += low * load<float>(x_sum + m * ldx + g * sizeof(float));
+        if (!SYMMETRIC) acc[m][p] += low * load<float>(scaled + m * ldx + g * sizeof(float));
       }
     }
   }
@@ -115,17 +125,25 @@ static void quantised_tile(const QuantisedRows& x, long row, const uint8_t* q, c
 using QuantisedTile = void (*)(const QuantisedRows&, long, const uint8_t*, const uint16_t*, const uint16_t*, float*, long,
                                Prefetch&);
 
-template <int BITS>
+template <int BITS, bool SYMMETRIC>
 static QuantisedTile quantised_tile_function(long rows, long panels) {
-#define ROW(M) {quantised_tile<BITS, M, 1>, quantised_tile<BITS, M, 2>, quantised_tile<BITS, M, 3>, quantised_tile<BITS, M, 4>}
+#define TILE(M, P) quantised_tile<BITS, SYMMETRIC, M, P>
+#define ROW(M) {TILE(M, 1), TILE(M, 2), TILE(M, 3), TILE(M, 4)}
   static const QuantisedTile table[6][4] = {ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6)};
 #undef ROW
+#undef TILE
   return table[rows - 1][panels - 1];
+}
+
+static QuantisedTile quantised_tile_function(int bits, bool symmetric, long rows, long panels) {
+  auto choose = bits == 8 ? (symmetric ? quantised_tile_function<8, true> : quantised_tile_function<8, false>)
+                          : (symmetric ? quantised_tile_function<4, true> : quantised_tile_function<4, false>);
+  return choose(rows, panels);
 }
 
 struct QuantisedWeights {
   const uint8_t* q;
-  const uint16_t *scale, *minimum;
+  const uint16_t *scale, *minimum;  // minimum: null when symmetric
   long n, k;
   int bits;
   long panels() const { return (n + LANES - 1) / LANES; }
@@ -147,8 +165,9 @@ static void quantised_matmul(const QuantisedRows& x, const QuantisedWeights& w, 
     Prefetch prefetch{&next, p + group < panel1, group * LANES * w.k * w.bits / 8, (int)std::max(1l, (group + tiles - 1) / tiles)};
     for (long m = row0; m < row1; m += most_rows) {
       long rows = std::min(most_rows, row1 - m), first_scale = p * groups * LANES;
-      auto run = w.bits == 8 ? quantised_tile_function<8>(rows, panels) : quantised_tile_function<4>(rows, panels);
-      run(x, m, w.panel(p), w.scale + first_scale, w.minimum + first_scale, y[0], most_panels * LANES, prefetch);
+      const uint16_t* minimum = w.minimum ? w.minimum + first_scale : nullptr;
+      quantised_tile_function(w.bits, !minimum, rows, panels)(x, m, w.panel(p), w.scale + first_scale, minimum, y[0],
+                                                              most_panels * LANES, prefetch);
       for (long r = 0; r < rows; r++) epilogue(m + r, p * LANES, panels * LANES, y[r]);
     }
   }
