@@ -43,6 +43,13 @@ class EngineConfig(SchedulerConfig, frozen=True, kw_only=True):
         Literal["auto", "float32", "bfloat16", "float16"],
         Meta(description="Type of weights and KV cache; auto follows the checkpoint and the machine."),
     ] = "auto"
+    quantization: Annotated[
+        Literal["auto", "none", "int8", "int4"],
+        Meta(
+            description="Weights of linear layers: int8 and int4 quantise at load; auto keeps a GGUF file's own form"
+            " where the dtype is bfloat16; none computes with the dtype."
+        ),
+    ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto takes a GPU where there is one.")] = "auto"
     attention_backend: Annotated[
         str,

@@ -12,20 +12,17 @@ from configs.settings import EngineConfig
 from scheduler.request import Request
 from scheduler.scheduler import Scheduler
 
-from .attention import select_backend
 from .attention.metadata import AttentionBackend, AttentionSpec
 from .bundled import locate_model
-from .checkpoints import Checkpoint, open_checkpoint
-from .device import free_memory, select_device, select_dtype, set_threads
+from .checkpoints import open_checkpoint
+from .device import free_memory, set_threads
 from .input_batch import InputBatch
-from .kernels import select_ops
 from .kv_cache import plan_num_blocks
+from .loading import load_model
 from .machine import usable_cores
 from .messages import AddRequest, CoreReady, TokenLogprobs, TokenOutput
 from .model_runner import ModelRunner
 from .models.config import ModelConfig, rope_cache_key
-from .models.decoder import Decoder
-from .weights.loader import load_decoder
 
 logger = logging.getLogger("octavo.engine")
 
@@ -54,8 +51,8 @@ class EngineCore:
         checkpoint = self._timed("checkpoint", lambda: open_checkpoint(locate_model(config.model)))
         self._model_config = checkpoint.config
         max_model_len = max_context(config, checkpoint.config)
-        model, spec = self._timed("weights", lambda: self._load_model(checkpoint))
-        backend = self._select_backend(spec)
+        model = self._timed("weights", lambda: load_model(config, checkpoint))
+        spec, backend = model.spec, model.backend
         num_blocks = self._timed("kv_cache", lambda: self._allocate(backend, spec, max_model_len))
         windows = set(spec.windows)
         self.scheduler = Scheduler(
@@ -65,15 +62,16 @@ class EngineCore:
             sliding_window=windows.pop() if len(windows) == 1 else None,
         )
         batch = InputBatch(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=config.block_size)
-        self._runner = ModelRunner(model, backend, batch, spec.device)
+        self._runner = ModelRunner(model.decoder, backend, batch, spec.device)
         self._timed("warm_up", self._warm_up)
         self.ready = CoreReady(
             architecture=checkpoint.config.architecture,
-            num_parameters=model.weights.num_parameters,
+            num_parameters=model.decoder.weights.num_parameters,
             dtype=str(spec.dtype).removeprefix("torch."),
+            quantization=model.quantization,
             device=spec.device.type,
             attention_backend=backend.name,
-            notes=self._notes,
+            notes=[*model.notes, *self._notes],
             vocab_size=checkpoint.config.vocab_size,
             max_model_len=max_model_len,
             kv_cache_tokens=(num_blocks - 1) * config.block_size,
@@ -128,30 +126,6 @@ class EngineCore:
             logger.error("request %s failed: %s", request_id, reason)
         updates = self.scheduler.update_from_output(scheduled, result.token_ids, result.failed)
         return [_token_output(request, new, result.logprobs) for request, new in updates]
-
-    def _load_model(self, checkpoint: Checkpoint) -> tuple[Decoder, AttentionSpec]:
-        model = checkpoint.config
-        device = select_device(self._config.device)
-        dtype, notes = select_dtype(self._config.dtype, model.dtype, device)
-        self._notes += notes
-        ops, notes = select_ops(model, device, dtype)
-        self._notes += notes
-        spec = AttentionSpec(
-            num_heads=model.num_heads,
-            num_kv_heads=model.num_kv_heads,
-            head_dim=model.head_dim,
-            dtype=dtype,
-            device=device,
-            block_size=self._config.block_size,
-            num_layers=model.num_layers,
-            windows=tuple(model.window(layer) for layer in range(model.num_layers)),
-        )
-        return load_decoder(checkpoint, ops, dtype, device), spec
-
-    def _select_backend(self, spec: AttentionSpec) -> AttentionBackend:
-        backend, notes = select_backend(self._config.attention_backend, spec)
-        self._notes += notes
-        return backend(spec)
 
     def _allocate(self, backend: AttentionBackend, spec: AttentionSpec, max_model_len: int) -> int:
         num_blocks, notes = plan_num_blocks(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from configs.errors import UsageError
 from configs.settings import EngineConfig, ServerConfig
 from configs.sources import resolve
+from server.commands.bench.flags import add_benchmarks
 from server.flags import Parser, add_model_argument, add_setting_flags, given_settings, refuse_unknown
 from server.version import version
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     parser, commands = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
-    command = commands[arguments.command]
+    command = commands[" ".join(filter(None, (arguments.command, getattr(arguments, "bench", None))))]
     refuse_unknown(unknown, command)
     cls = ServerConfig if arguments.command == "serve" else EngineConfig
     flags = given_settings(arguments, cls)
@@ -46,17 +47,14 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     generate = kinds.add_parser("generate", help="continue prompts in the terminal")
     chat = kinds.add_parser("chat", help="chat with a model in the terminal")
     bench = kinds.add_parser("bench", help="measure")
-    throughput = bench.add_subparsers(dest="bench", required=True, metavar="WHAT").add_parser(
-        "throughput", help="tokens per second of a batch of prompts, without HTTP"
-    )
-    commands = {"serve": serve, "generate": generate, "chat": chat, "bench": throughput}
+    benchmarks = {f"bench {name}": parser for name, parser in add_benchmarks(bench).items()}
+    commands = {"serve": serve, "generate": generate, "chat": chat, **benchmarks}
     for name, command in commands.items():
         add_model_argument(command)
-        command.set_defaults(module=name)
+        command.set_defaults(module=name.split()[0])
     _add_sampling_flags(generate)
     _add_sampling_flags(chat)
     generate.add_argument("--prompt", action="append", required=True, help="text to continue; may be repeated")
-    _add_bench_flags(throughput)
     for name, command in commands.items():
         add_setting_flags(command, ServerConfig if name == "serve" else EngineConfig)
     return parser, commands
@@ -71,17 +69,6 @@ def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-p", type=float, metavar="X", help="keep tokens this likely, relative to the likeliest")
     parser.add_argument("--repetition-penalty", type=float, metavar="X", help="above 1 avoids repetition")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
-
-
-def _add_bench_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dataset", metavar="FILE", help="lines of JSON with prompt and max_tokens")
-    parser.add_argument("--num-prompts", type=int, default=32, metavar="N", help="prompts (default: %(default)s)")
-    parser.add_argument(
-        "--input-len", type=int, default=128, metavar="N", help="tokens of a random prompt (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--output-len", type=int, default=128, metavar="N", help="tokens per answer (default: %(default)s)"
-    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Attention by the C++ kernels (engine/kernels/cpu/attention.cpp, which draws the cache's layout)."""
 
 import ctypes
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from .storage import zeros
 
 LANES = 16
 ROWS_PER_UNIT = 48  # query heads * query tokens that share one pass over the keys
+SPLIT = 256  # keys; as in attention.cpp
 UNLIMITED = 2**40
 POINTER, LONG = ctypes.c_void_p, ctypes.c_long
 
@@ -23,11 +24,20 @@ class _Attention(ctypes.Structure):
 
     _fields_ = (
         *((name, LONG) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "max_blocks")),
-        *((name, LONG) for name in ("num_tokens", "num_units")),
+        *((name, LONG) for name in ("num_tokens", "num_units", "num_merges", "slot_size")),
         ("num_threads", ctypes.c_int),
         *((name, POINTER) for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping")),
-        *((name, POINTER) for name in ("units", "first_unit")),
+        *((name, POINTER) for name in ("units", "first_part", "merges", "partials")),
     )
+
+
+class _Plan(NamedTuple):
+    """Who computes what; see the picture in attention.cpp."""
+
+    units: np.ndarray  # int32 [num_units + 1, 7]: the fields of `Unit` there; the last one marks the end
+    first_part: np.ndarray  # int32 [num_threads + 1]: the parts of each thread
+    merges: np.ndarray  # int32 [num_merges]: units of which several threads have parts
+    num_slots: int
 
 
 class CPUAttention:
@@ -55,8 +65,10 @@ class CPUAttention:
         self.spec = spec
         self.num_threads = torch.get_num_threads()
         self.out = torch.empty(0, spec.num_heads, spec.head_dim, dtype=spec.dtype)
+        most_rows = max(ROWS_PER_UNIT, spec.num_heads // spec.num_kv_heads)
+        self.partials = torch.empty(0, most_rows * (spec.head_dim + 2))
         self._attention = getattr(load_library(), f"attention_{str(spec.dtype).removeprefix('torch.')}")
-        self._attention.argtypes = [POINTER] * 7 + [ctypes.c_float, LONG]
+        self._attention.argtypes = [POINTER] * 7 + [ctypes.c_float, ctypes.c_float, LONG]
 
     def allocate(self, num_blocks: int) -> KVCache:
         spec = self.spec
@@ -66,33 +78,58 @@ class CPUAttention:
         return self.cache
 
     def prepare(self, metadata: AttentionMetadata) -> None:
-        units, first_unit = self._plan(metadata)
-        tensors = (metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.slot_mapping)
         spec, num_tokens = self.spec, len(metadata.slot_mapping)
-        self.step = _Attention(
-            *(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, metadata.block_table.shape[1]),
-            *(num_tokens, len(units), self.num_threads),
-            *(tensor.data_ptr() for tensor in tensors),
-            *(units.ctypes.data, first_unit.ctypes.data),
-        )
-        assert all(tensor.is_contiguous() for tensor in tensors)
-        self.keep_alive = (metadata, units, first_unit)
         if num_tokens > len(self.out):
             self.out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=spec.dtype)
         self.step_out = self.out[:num_tokens]
+        plans = {window: self._plan(metadata, window or UNLIMITED) for window in set(spec.windows)}
+        num_slots = max(plan.num_slots for plan in plans.values())
+        if num_slots > len(self.partials):
+            self.partials = torch.empty(num_slots, self.partials.shape[1])
+        self.steps = {window: self._step(metadata, plan) for window, plan in plans.items()}
+        self.keep_alive = (metadata, plans)
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def _step(self, metadata: AttentionMetadata, plan: _Plan) -> _Attention:
+        spec = self.spec
+        tensors = (metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.slot_mapping)
+        assert all(tensor.is_contiguous() for tensor in tensors)
+        arrays = (plan.units, plan.first_part, plan.merges)
+        return _Attention(
+            *(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, metadata.block_table.shape[1]),
+            *(len(metadata.slot_mapping), len(plan.units) - 1, len(plan.merges), self.partials.shape[1]),
+            self.num_threads,
+            *(tensor.data_ptr() for tensor in tensors),
+            *(array.ctypes.data for array in arrays),
+            self.partials.data_ptr(),
+        )
+
+    def run(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float = 0.0
+    ) -> Tensor:
         """As the protocol has it; the result is overwritten by the next call."""
         self._attention(
-            *(ctypes.addressof(self.step), self.cache.keys[layer].data_ptr(), self.cache.values[layer].data_ptr()),
+            ctypes.addressof(self.steps[window]),
+            *(self.cache.keys[layer].data_ptr(), self.cache.values[layer].data_ptr()),
             *(q.data_ptr(), k.data_ptr(), v.data_ptr(), self.step_out.data_ptr()),
-            *(scale, window or UNLIMITED),
+            *(scale, softcap, window or UNLIMITED),
         )
         return self.step_out
 
-    def _plan(self, metadata: AttentionMetadata) -> tuple[np.ndarray, np.ndarray]:
-        """Units of work: int32 [num_units, 4] of (sequence, kv head, first query token, query tokens), and int32
-        [num_threads + 1], where each thread's units start; threads get equal shares of rows * keys."""
+    def _plan(self, metadata: AttentionMetadata, window: int) -> _Plan:
+        """Each thread gets an equal share of rows * keys, as near as whole parts allow."""
+        units, parts, cost = self._units(metadata, window)
+        first_part_of_unit, cost_before = (np.concatenate(([0], np.cumsum(x))) for x in (parts, cost))
+        shares = np.linspace(0, cost_before[-1], self.num_threads + 1)
+        first_part = np.rint(np.interp(shares, cost_before, first_part_of_unit)).astype(np.int32)
+        unit = np.searchsorted(first_part_of_unit, first_part, "right") - 1  # in which each share begins
+        merges = np.unique(unit[first_part > first_part_of_unit[unit]])
+        units[:, 5] = first_part_of_unit
+        slots = np.concatenate(([0], np.cumsum(parts[merges])))
+        units[merges, 6] = slots[:-1]
+        return _Plan(units, first_part, merges.astype(np.int32), int(slots[-1]))
+
+    def _units(self, metadata: AttentionMetadata, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Units without `first_part` and `slot`, and of each one the number of parts and rows * keys."""
         starts, seq_lens = metadata.query_start_loc.numpy(), metadata.seq_lens.numpy()
         query_lens, kv_heads = np.diff(starts), self.spec.num_kv_heads
         group = self.spec.num_heads // kv_heads
@@ -102,11 +139,11 @@ class CPUAttention:
         tile_in_sequence = np.arange(len(sequence)) - np.repeat(np.cumsum(tiles) - tiles, tiles)
         first = tile_in_sequence * tokens_per_unit
         count = np.minimum(tokens_per_unit, query_lens[sequence] - first)
-        keys = (seq_lens - query_lens)[sequence] + first + count
-        units = np.empty((len(sequence), kv_heads, 4), dtype=np.int32)
-        for column, values in enumerate((sequence, None, first, count)):
-            units[:, :, column] = np.arange(kv_heads) if values is None else values[:, None]
-        cost = np.cumsum(np.repeat((count * group + 4) * keys, kv_heads))
-        shares = np.arange(1, self.num_threads) * (cost[-1] if len(cost) else 0) / self.num_threads
-        first_unit = np.concatenate(([0], np.searchsorted(cost, shares), [len(cost)])).astype(np.int32)
-        return units.reshape(-1, 4), first_unit
+        position = (seq_lens - query_lens)[sequence] + first
+        low, high = np.maximum(0, position + 1 - window), position + count  # keys that some row sees
+        units = np.full((len(sequence) * kv_heads + 1, 7), -1, dtype=np.int32)
+        for column, values in enumerate((sequence, None, first, count, low // SPLIT)):
+            each = np.tile(np.arange(kv_heads), len(sequence)) if values is None else np.repeat(values, kv_heads)
+            units[:-1, column] = each
+        parts = -(-high // SPLIT) - low // SPLIT
+        return units, np.repeat(parts, kv_heads), np.repeat((count * group + 4) * (high - low), kv_heads)

@@ -80,10 +80,12 @@ class AttentionBackend(Protocol):
 
     def prepare(self, metadata: AttentionMetadata) -> None: ...
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def run(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float = 0.0
+    ) -> Tensor:
         """Store k and v [num_tokens, num_kv_heads, head_dim], then attend with q [num_tokens, num_heads, head_dim].
 
-        A query sees the positions up to its own, the last `window` of them where there is a window. Returns the
-        shape of q.
+        A query sees the positions up to its own, the last `window` of them where there is a window: one of the
+        spec's. Scores are q . k * scale, and with a softcap softcap * tanh(score / softcap). Returns the shape of q.
         """
         ...

@@ -50,13 +50,16 @@ class TorchReferenceAttention:
         self.slots = metadata.slot_mapping[self.stored]
         self.pieces = list(self._pieces(metadata))
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None) -> Tensor:
+    def run(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float = 0.0
+    ) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.flatten(0, 1)[self.slots] = k[self.stored]
         values.flatten(0, 1)[self.slots] = v[self.stored]
         out = torch.empty_like(q)
         for piece in self.pieces:
-            attended = _attend(q[piece.rows], keys[piece.blocks], values[piece.blocks], piece, scale, window)
+            rows = (q[piece.rows], keys[piece.blocks], values[piece.blocks])
+            attended = _attend(*rows, piece, scale, window, softcap)
             out[piece.rows[piece.is_query]] = attended[piece.is_query].to(out.dtype)
         return out
 
@@ -94,7 +97,7 @@ class TorchReferenceAttention:
         )
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scale: float, window: int | None) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scale: float, window: int | None, softcap: float) -> Tensor:
     """q [n, Q, H, d]; k, v [n, blocks, block_size, G, d] -> float32 [n, Q, H, d]; a key head serves H / G heads."""
     n, num_queries, num_heads, head_dim = q.shape
     num_groups = k.shape[-2]
@@ -107,6 +110,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scale: float, window
     visible = positions <= piece.query_positions  # [n, Q, K]
     if window is not None:
         visible &= positions > piece.query_positions - window
-    scores = (q @ k * scale).masked_fill(~visible[:, None, None], float("-inf"))
+    scores = q @ k * scale
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
     out = scores.softmax(dim=-1) @ v  # [n, G, H / G, Q, d]
     return out.permute(0, 3, 1, 2, 4).reshape(n, num_queries, num_heads, head_dim)

@@ -13,27 +13,32 @@ from engine.kernels.ops import LayerWeights, Ops
 from engine.models.decoder import Decoder, DecoderWeights
 
 from .dequantise import read_into
-from .mapping import Module, may_be_left_over, modules
+from .mapping import Module, Shape, may_be_left_over, modules
+from .precision import FLOATS, Precision
+from .quantise import read_quantised
 
 PROGRESS_AFTER_SECONDS = 1.0
 
 
-def load_decoder(checkpoint: Checkpoint, ops: Ops, dtype: torch.dtype, device: torch.device | str = "cpu") -> Decoder:
+def load_decoder(
+    checkpoint: Checkpoint,
+    ops: Ops,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    precision: Precision = FLOATS,
+) -> Decoder:
     """Raises CheckpointError, before anything is read, when a tensor is missing, superfluous or of another shape."""
     config = checkpoint.config
     wanted = list(modules(config))
-    _check(checkpoint, wanted)
-    loaded = _load_all(checkpoint, ops, wanted, dtype, torch.device(device))
-    layers = [LayerWeights(**{"q_norm": None, "k_norm": None} | loaded[layer]) for layer in range(config.num_layers)]
-    top = loaded[None]
-    if config.tie_word_embeddings:
-        top["head"] = ops.pack("head", top["embed"], None)
-    num_parameters = sum(torch.Size(shape).numel() for module in wanted for _, shape in module.tensors())
-    return Decoder(config, ops, DecoderWeights(layers=layers, num_parameters=num_parameters, **top))
-
-
-def _check(checkpoint: Checkpoint, wanted: list[Module]) -> None:
     shapes = {name: shape for module in wanted for name, shape in module.tensors()}
+    _check(checkpoint, shapes)
+    loaded = _load_all(checkpoint, ops, wanted, precision, dtype, torch.device(device))
+    layers = [LayerWeights(**{"q_norm": None, "k_norm": None} | loaded[layer]) for layer in range(config.num_layers)]
+    num_parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
+    return Decoder(config, ops, DecoderWeights(layers=layers, num_parameters=num_parameters, **loaded[None]))
+
+
+def _check(checkpoint: Checkpoint, shapes: dict[str, Shape]) -> None:
     for name, shape in shapes.items():
         stored = checkpoint.tensors.get(name)
         if stored is None:
@@ -51,16 +56,26 @@ def _check(checkpoint: Checkpoint, wanted: list[Module]) -> None:
 
 
 def _load_all(
-    checkpoint: Checkpoint, ops: Ops, wanted: list[Module], dtype: torch.dtype, device: torch.device
+    checkpoint: Checkpoint,
+    ops: Ops,
+    wanted: list[Module],
+    precision: Precision,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> dict[int | None, dict[str, Any]]:
     """Layer (None: outside the layers) -> field -> value. The largest modules go first, so that no thread ends late."""
 
     def load(module: Module) -> Any:
-        weight = _stack(checkpoint, module, "weight", dtype, device)
         if not module.is_linear:
-            return weight
+            return _stack(checkpoint, module, "weight", dtype, device)
         bias = _stack(checkpoint, module, "bias", dtype, device) if module.has_bias else None
-        return ops.pack(module.field, weight, bias)
+        forms = precision.forms(checkpoint, module)
+        if forms is None:
+            return ops.pack(module.field, _stack(checkpoint, module, "weight", dtype, device), bias)
+        weight = read_quantised([checkpoint.tensors[f"{name}.weight"] for name in module.stored], forms)
+        if ops.packs_quantised:
+            return ops.pack_quantised(module.field, weight, bias)
+        return ops.pack(module.field, weight.dequantise().to(device, dtype), bias)
 
     def num_bytes(module: Module) -> int:
         return sum(checkpoint.tensors[name].data.size for name, _ in module.tensors())

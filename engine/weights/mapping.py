@@ -30,12 +30,11 @@ class Module:
 
 
 def modules(config: ModelConfig) -> Iterator[Module]:
-    """Every parameter of the network; the head only where it is not tied to the embedding."""
+    """Every parameter of the network; a tied head is made from what the embedding is made from."""
     vocabulary = (config.vocab_size, config.hidden_size)
     yield Module("embed", None, {EMBED: vocabulary}, is_linear=False)
     yield Module("final_norm", None, {FINAL_NORM: (config.hidden_size,)}, is_linear=False)
-    if not config.tie_word_embeddings:
-        yield Module("head", None, {HEAD: vocabulary}, is_linear=True)
+    yield Module("head", None, {EMBED if config.tie_word_embeddings else HEAD: vocabulary}, is_linear=True)
     for layer in range(config.num_layers):
         yield from _layer_modules(config, layer)
 

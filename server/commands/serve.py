@@ -80,7 +80,7 @@ def _start_message(name: str, info: CoreReady, sampling: dict[str, Any], listene
     body = json.dumps({"messages": [{"role": "user", "content": "Hello!"}], "stream": True})
     lines = [
         f"  model      {name}: {info.architecture}, {info.num_parameters / 1e6:,.1f} million parameters",
-        f"  machine    {info.device}, {info.num_threads} threads, {info.dtype}",
+        f"  machine    {info.device}, {info.num_threads} threads, {info.dtype}, quantization {info.quantization}",
         f"  attention  {info.attention_backend}",
         *(f"  note       {note}" for note in info.notes),
         f"  KV cache   {info.kv_cache_tokens:,} tokens in blocks of {info.block_size};"

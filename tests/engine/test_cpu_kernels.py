@@ -18,6 +18,11 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)
 
 
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
 def make_layer(ops, shape, dtype, *, bias=False, qk_norm=False):
     hidden, intermediate, heads, kv_heads, head_dim = shape
     generator = torch.Generator().manual_seed(0)
@@ -131,7 +136,7 @@ class Cache:
         for row, ids in zip(self.table, order.split(blocks), strict=True):
             row[: len(ids)] = ids
 
-    def run(self, q, k, v, starts, query_lens, window=None):
+    def run(self, q, k, v, starts, query_lens, window=None, softcap=0.0):
         lens = torch.tensor(query_lens)
         sequence = torch.repeat_interleave(torch.arange(len(lens)), lens)
         positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, query_lens, strict=True)])
@@ -147,10 +152,10 @@ class Cache:
                 max_seq_len=max(s + n for s, n in zip(starts, query_lens, strict=True)),
             )
         )
-        return self.backend.run(0, q, k, v, scale=0.3, window=window).clone()
+        return self.backend.run(0, q, k, v, scale=0.3, window=window, softcap=softcap).clone()
 
 
-def attention_case(backend_class, dtype, *, heads=(6, 2), head_dim=32, block_size=16, window=None):
+def attention_case(backend_class, dtype, *, heads=(6, 2), head_dim=32, block_size=16, window=None, softcap=0.0):
     """Output of a step with three sequences: a chunk behind a long context, a whole prompt, a decode."""
     before, now = [600, 0, 70], [41, 37, 1]
     spec = AttentionSpec(*heads, head_dim, dtype, torch.device("cpu"), block_size, 1, (window,))
@@ -164,9 +169,9 @@ def attention_case(backend_class, dtype, *, heads=(6, 2), head_dim=32, block_siz
 
     filled = [i for i, n in enumerate(before) if n]
     table, cache.table = cache.table, cache.table[filled].contiguous()
-    cache.run(*part([0] * 3, before), [0] * len(filled), [before[i] for i in filled], window)
+    cache.run(*part([0] * 3, before), [0] * len(filled), [before[i] for i in filled], window, softcap)
     cache.table = table
-    return cache.run(*part(before, total), before, now, window)
+    return cache.run(*part(before, total), before, now, window, softcap)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -179,6 +184,8 @@ def attention_case(backend_class, dtype, *, heads=(6, 2), head_dim=32, block_siz
         {"heads": (9, 3), "head_dim": 64, "window": 33},
         {"heads": (64, 1), "head_dim": 16, "window": 600},  # more heads than rows of a unit
         {"head_dim": 256, "window": 1},
+        {"softcap": 2.0, "window": 100},
+        {"head_dim": 64, "softcap": 50.0},
     ],
     ids=str,
 )
@@ -202,6 +209,41 @@ def test_a_token_has_the_same_bits_in_any_chunk(dtype, window):
         assert torch.equal(chunked.run(q[rows], k[rows], v[rows], [start], [chunk], window), whole[rows])
         start += chunk
     assert start == length
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 700])
+def test_the_result_has_the_same_bits_however_many_threads_share_the_keys(dtype, window):
+    lengths, query_lens = [1500, 40, 700, 3000], [1, 30, 20, 1]
+    spec = AttentionSpec(6, 2, 32, dtype, torch.device("cpu"), 16, 1, (window,))
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = (torch.randn(sum(query_lens), n, 32, generator=generator).to(dtype) for n in (6, 2, 2))
+    starts = [length - n for length, n in zip(lengths, query_lens, strict=True)]
+    results, shared = [], []
+    for num_threads in (1, 2, 3, 5):
+        cache = Cache(CPUAttention, spec, lengths)
+        for tensor in (*cache.backend.cache.keys, *cache.backend.cache.values):
+            tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5)))
+        cache.backend.num_threads = num_threads
+        cache.backend.partials = torch.full((64, cache.backend.partials.shape[1]), float("nan"))
+        results.append(cache.run(q, k, v, starts, query_lens, window))
+        shared.append(cache.backend.steps[window].num_merges)
+    assert shared[0] == 0
+    assert min(shared[1:]) > 0
+    assert not results[0].isnan().any()
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+def test_one_stream_is_shared_evenly():
+    """Three key heads on two threads: the middle one is cut in two."""
+    spec = AttentionSpec(9, 3, 64, torch.bfloat16, torch.device("cpu"), 16, 1, (None,))
+    cache = Cache(CPUAttention, spec, [8000])
+    cache.backend.num_threads = 2
+    cache.run(*(torch.zeros(1, n, 64, dtype=torch.bfloat16) for n in (9, 3, 3)), [7999], [1])
+    plan = cache.backend.keep_alive[1][None]
+    assert plan.first_part.tolist() == [0, 48, 96]
+    assert plan.merges.tolist() == [1]
+    assert plan.num_slots == 32
 
 
 def test_what_the_kernels_cannot_do_is_said():

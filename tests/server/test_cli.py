@@ -10,7 +10,6 @@ import pytest
 
 from configs.settings import EngineConfig, ServerConfig
 from server import cli
-from server.commands import bench
 from server.commands.serve import model_name
 from server.flags import description, given_settings
 from server.listener import bind
@@ -23,7 +22,7 @@ def parsed(*argv: str) -> dict[str, object]:
     return dict(given_settings(parser.parse_args(argv), ServerConfig))
 
 
-@pytest.mark.parametrize("command", [["serve"], ["generate"], ["chat"], ["bench", "throughput"]])
+@pytest.mark.parametrize("command", [["serve"], ["generate"], ["chat"], ["bench", "throughput"], ["bench", "quality"]])
 def test_help_names_every_setting(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main([*command, "--help"])
@@ -52,8 +51,6 @@ def test_flags_are_settings() -> None:
         (["generate"], ["--prompt"]),
         (["serve", "--host", "256.0.0.1"], ["256.0.0.1"]),
         (["serve", "--host", "example.invalid"], ["example.invalid"]),
-        (["bench", "throughput", "--num-prompts", "0"], ["--num-prompts"]),
-        (["bench", "throughput", "--dataset", "/nowhere"], ["--dataset /nowhere"]),
     ],
 )
 def test_refusals_are_one_line(argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,16 +104,6 @@ def test_every_setting_is_described() -> None:
 )
 def test_served_name(config: ServerConfig, name: str) -> None:
     assert model_name(config) == name
-
-
-def test_datasets(tmp_path: Path) -> None:
-    file = tmp_path / "data.jsonl"
-    file.write_text('{"prompt": "a", "max_tokens": 3}\n\n{"prompt": "b", "more": 1}\n')
-    assert [(line.prompt, line.max_tokens) for line in bench.read_dataset(file)] == [("a", 3), ("b", 128)]
-    for text, word in [('{"prompt": 1}', "line 1"), ("", "no prompts"), ("x", "line 1")]:
-        file.write_text(text)
-        with pytest.raises(cli.UsageError, match=word):
-            bench.read_dataset(file)
 
 
 @pytest.mark.parametrize("module", ["server.cli", "server.app", "server.http_server", "server.commands.serve"])

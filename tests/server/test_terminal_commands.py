@@ -1,12 +1,8 @@
-"""generate, chat and bench: with a scripted engine, and once for real."""
+"""generate and chat, with a scripted engine."""
 
 import asyncio
 import builtins
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +13,6 @@ from server.commands.chat import Conversation, converse
 from server.commands.generate import print_answer
 from server.commands.sampling import params_from_flags
 from tests.server.fake_engine import FakeEngine
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -102,17 +96,3 @@ def test_sampling_flags() -> None:
     assert params == SamplingParams(temperature=0, top_k=3, top_p=0.9, stop=("a", "b"), max_tokens=None)
     with pytest.raises(UsageError, match="top_p"):
         params_from_flags(parser.parse_args(["chat", "--top-p", "2"]), {})
-
-
-def test_throughput_ends_in_one_json_document() -> None:
-    sizes = ["--num-prompts", "3", "--input-len", "8", "--output-len", "4"]
-    command = ["bench", "throughput", "smollm2", "--config", "test", *sizes]
-    run = subprocess.run(
-        [sys.executable, "-m", "server.cli", *command], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert run.returncode == 0, run.stderr
-    report = json.loads(run.stdout.splitlines()[-1])
-    assert (report["requests"], report["prompt_tokens"], report["output_tokens"]) == (3, 24, 12)
-    assert report["output_tokens_per_second"] > 0
-    assert set(report["versions"]) == {"octavo", "python", "torch"}
-    assert report["hardware"]["processor"]

@@ -12,12 +12,14 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
 FLAGS = [
     *("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math"),
-    *("-std=c++17", "-fopenmp", "-fPIC", "-shared"),
+    *("-std=c++17", "-fopenmp", "-fPIC"),
     *("-Wall", "-Wextra", "-Wno-psabi", "-Wno-uninitialized"),
 ]
 
@@ -27,17 +29,17 @@ class KernelsUnavailable(Exception):
 
 
 @functools.cache
-def load_library() -> ctypes.CDLL:
-    """The compiled kernels; raises `KernelsUnavailable`.
+def load_library(*extra_flags: str) -> ctypes.CDLL:
+    """The compiled kernels; raises `KernelsUnavailable`. Extra flags are for tests of what other CPUs get.
 
     torch must be imported before: the library then shares torch's OpenMP threads instead of starting its own.
     """
     assert "torch" in sys.modules, "import torch first"
     if sys.byteorder != "little" or sys.platform == "win32":
         raise KernelsUnavailable(f"the C++ kernels are not built on {platform.platform()}")
-    path = _cache_folder() / f"kernels-{_fingerprint()}.so"
+    path = _cache_folder() / f"kernels-{_fingerprint(extra_flags)}.so"
     if not path.exists():
-        _compile(path)
+        _compile(path, *extra_flags)
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
@@ -48,8 +50,8 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "octavo"
 
 
-def _fingerprint() -> str:
-    digest = hashlib.sha256(" ".join([*FLAGS, platform.machine(), _cpu_flags()]).encode())
+def _fingerprint(extra_flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256(" ".join([*FLAGS, *extra_flags, platform.machine(), _cpu_flags()]).encode())
     for source in sorted(SOURCES.glob("*.[ch]*")):
         digest.update(source.read_bytes())
     return digest.hexdigest()[:16]
@@ -63,16 +65,25 @@ def _cpu_flags() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
-def _compile(path: Path) -> None:
+def _compile(path: Path, *extra_flags: str) -> None:
     """Write the library to `path` by one rename, so that processes that start together do no harm."""
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise KernelsUnavailable("no C++ compiler; install g++ for the fast CPU kernels")
     print("octavo: compiling the CPU kernels for this machine (once, some seconds)", file=sys.stderr, flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    sources = [str(source) for source in sorted(SOURCES.glob("*.cpp"))]
-    done = subprocess.run([compiler, *FLAGS, *sources, "-o", str(unfinished)], capture_output=True, text=True)
+    command = [compiler, *FLAGS, *extra_flags]
+    sources = sorted(SOURCES.glob("*.cpp"))
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor(len(sources)) as pool:
+        objects = [f"{folder}/{source.stem}.o" for source in sources]
+        list(pool.map(lambda source, to: _run(*command, "-c", str(source), "-o", to), sources, objects))
+        unfinished = Path(folder, path.name)
+        _run(*command, "-shared", *objects, "-o", str(unfinished))
+        unfinished.rename(path)
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise KernelsUnavailable(f"{compiler} failed: {(done.stderr.strip() or 'no message').splitlines()[0]}")
-    unfinished.rename(path)
+        message = (done.stderr.strip() or "no message").splitlines()[0]
+        raise KernelsUnavailable(f"{command[0]} failed: {message}")
