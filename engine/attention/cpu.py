@@ -82,7 +82,7 @@ class CPUAttention:
         if num_tokens > len(self.out):
             self.out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=spec.dtype)
         self.step_out = self.out[:num_tokens]
-        plans = {window: self._plan(metadata, window or UNLIMITED) for window in set(spec.windows)}
+        plans = {window: self._plan(metadata, window or UNLIMITED) for window in set(spec.windows) or {None}}
         num_slots = max(plan.num_slots for plan in plans.values())
         if num_slots > len(self.partials):
             self.partials = torch.empty(num_slots, self.partials.shape[1])
