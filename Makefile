@@ -9,7 +9,7 @@ BIN := .venv/bin
 CHECKPOINT := models/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve setup test test-slow lint format clean
+.PHONY: serve setup test test-slow test-sanitizers lint format clean
 
 serve: setup
 	@exec $(BIN)/octavo serve $(MODEL) $(ARGS)
@@ -52,6 +52,13 @@ test: lint $(CHECKPOINT)
 
 test-slow: .venv/installed-dev $(CHECKPOINT)
 	$(BIN)/python -m pytest -m slow
+
+# the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer
+test-sanitizers: .venv/installed-dev
+	XDG_CACHE_HOME=build/sanitizers CXX=tests/engine/sanitizing-g++ ASAN_OPTIONS=detect_leaks=0 \
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	$(BIN)/python -m pytest tests/engine/test_cpu_kernels.py tests/engine/test_cpu_quantised.py tests/engine/test_sampler.py \
+	  --timeout=600 -k 'not compiler'
 
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .

@@ -45,7 +45,7 @@ def unpack(data: Bytes, kind: str) -> Groups:
         return _unpack_k(blocks, has_fifth_bit=kind == "Q5_K")
     scale = _halves(blocks[:, :2])
     if kind == "Q8_0":
-        return Groups(blocks[:, 2:] ^ 128, scale, scale * -128)  # signed + 128
+        return Groups(blocks[:, 2:] ^ np.uint8(128), scale, scale * -128)  # signed + 128
     q = np.concatenate((blocks[:, -16:] & 15, blocks[:, -16:] >> 4), axis=1)
     if kind in ("Q5_0", "Q5_1"):
         q |= np.unpackbits(blocks[:, -20:-16], axis=1, bitorder="little") << 4

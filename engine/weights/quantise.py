@@ -31,11 +31,12 @@ def read_quantised(parts: Sequence[StoredTensor], forms: Sequence[str]) -> Quant
     scale, minimum = (np.empty((rows, columns // GROUP_SIZE), np.float16) for _ in range(2))
     begin = 0
     for part, form in zip(parts, forms, strict=True):
-        own = slice(begin, begin := begin + part.shape[0])
+        own = slice(begin, begin + part.shape[0])
+        begin = own.stop
         with np.errstate(all="ignore"):
-            for rows, groups in _groups(part, form):
-                for out, array in zip((q, scale, minimum), groups, strict=True):
-                    target = out[own][rows]
+            for place, groups in _groups(part, form):
+                for out, array in ((q, groups.q), (scale, groups.scale), (minimum, groups.minimum)):
+                    target = out[own][place]
                     target[:] = array.reshape(target.shape)
         if not (np.isfinite(scale[own]).all() and np.isfinite(minimum[own]).all()):
             raise CheckpointError(

@@ -108,7 +108,7 @@ def test_every_kernel_of_a_step_is_measured(tiny, compiled, quantization):
         assert tuple(kernel["kernel"] for kernel in step["kernels"]) == kernels.KERNELS
         assert all(kernel["ms"] > 0 and kernel["percent_of_limit"] > 0 for kernel in step["kernels"])
         shares = sum(kernel["percent_of_step"] for kernel in step["kernels"])
-        assert 0 < shares < 120  # medians of two runs
+        assert 0 < shares <= 100.5  # rounded; the rest lies between the kernels
     assert report["ceilings"].keys() == {
         "gigabytes_read_per_second",
         *(f"gflops_{kind}" for kind in ("float32", "bfloat16", "int8")),

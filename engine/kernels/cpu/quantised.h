@@ -87,7 +87,7 @@ static void quantised_tile(const QuantisedRows& x, long row, const uint8_t* q, c
     v16i sum[M][P];
     for (int m = 0; m < M; m++) {
       v16i start = {};
-      if (SYMMETRIC) start -= load<int32_t>(x_sum + m * ldx + g * sizeof(float)) << (BITS - 1);
+      if (SYMMETRIC) start -= (int32_t)(load<uint32_t>(x_sum + m * ldx + g * sizeof(float)) << (BITS - 1));
       for (int p = 0; p < P; p++) sum[m][p] = start;
     }
     for (long j = 0; j < BITS; j++, q += 64) {
