@@ -173,12 +173,11 @@ static void softmax_tile(Rows<T>& u, long first_key, long groups, const Scores& 
 template <class T>
 static void product(const T* x, long ldx, const T* const* panels, long num_panels, long segments, long k, float* y,
                     long ldy, long rows, bool accumulate, Prefetch& prefetch) {
-  for (long p = 0; p < num_panels; p += PANELS) {
-    long count = std::min<long>(PANELS, num_panels - p);
-    for (long m = 0; m < rows; m += ROWS)
-      tile_function<T>(std::min<long>(ROWS, rows - m), count)(x + m * ldx, ldx, panels + p, num_panels,
-                                                             segments, k, y + m * ldy + p * LANES, ldy, accumulate,
-                                                             prefetch);
+  for (long m = 0; m < rows; m += ROWS) {
+    long count = std::min<long>(ROWS, rows - m);
+    for (long p = 0; p < num_panels; p += panels_at_once(count))
+      tile_function<T>(count, std::min(panels_at_once(count), num_panels - p))(
+          x + m * ldx, ldx, panels + p, num_panels, segments, k, y + m * ldy + p * LANES, ldy, accumulate, prefetch);
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include "quantised.h"
 
-constexpr int SUMS = ROWS * PANELS;  // independent ones, as many as the kernels keep in registers
+constexpr int SUMS = ROWS * panels_at_once(ROWS) * PARTS;  // independent ones, as many as the kernels keep in registers
 
 template <class Sum, class Weights, class X, class Dot>
 static float multiply(long repetitions, int threads, Dot&& dot) {
@@ -42,15 +42,15 @@ int read_memory(const char* data, long bytes, int threads) {
 }
 
 // Each thread: repetitions * products_per_repetition() vectors of weights times one activation.
-long products_per_repetition() { return SUMS; }
+long products_per_repetition() { return SUMS / PARTS; }
 float multiply_float32(long repetitions, int threads) {
-  return multiply<v16f, v16f, float>(repetitions, threads, [](v16f sum, v16f w, const float* x) { return dot(sum, w, x); });
+  return multiply<vf, vf, float>(repetitions, threads, [](vf sum, vf w, const float* x) { return dot(sum, w, x); });
 }
 float multiply_bfloat16(long repetitions, int threads) {
-  return multiply<v16f, v16i, bf16>(repetitions, threads, [](v16f sum, v16i w, const bf16* x) { return dot(sum, w, x); });
+  return multiply<vf, vi, bf16>(repetitions, threads, [](vf sum, vi w, const bf16* x) { return dot(sum, w, x); });
 }
 float multiply_int8(long repetitions, int threads) {
-  return multiply<v16i, v16u, int8_t>(repetitions, threads,
-                                      [](v16i sum, v16u w, const int8_t* x) { return dot_quad(sum, w, x); });
+  return multiply<vi, vu, int8_t>(repetitions, threads,
+                                      [](vi sum, vu w, const int8_t* x) { return dot_quad(sum, w, x); });
 }
 }

@@ -7,10 +7,14 @@
 #pragma once
 #include "vectors.h"
 
+constexpr int ROWS = 6;
+constexpr int PARTS = LANES / WIDTH;  // registers that a vector of weights fills
 #if defined(__AVX512F__)
-constexpr int ROWS = 6, PANELS = 4;  // 24 accumulators of 32 registers
+constexpr int PANELS = 4;  // 24 sums of 32 registers
+static constexpr long panels_at_once(long) { return PANELS; }
 #else
-constexpr int ROWS = 3, PANELS = 2;  // AVX2: a vector is two of 16 registers
+constexpr int PANELS = 2;
+static constexpr long panels_at_once(long rows) { return rows <= 2 ? PANELS : 1; }  // AVX2: 8 or 12 sums of 16 registers
 #endif
 
 template <class T>
@@ -24,19 +28,19 @@ struct Pair<bf16> {
   static constexpr long k = 2;
 };
 
-static inline v16f dot(v16f acc, v16f w, const float* x) { return acc + w * *x; }
+static inline vf dot(vf acc, vf w, const float* x) { return acc + w * *x; }
 #if defined(__AVX512BF16__)
-static inline v16f dot(v16f acc, v16i w, const bf16* x) {
-  return (v16f)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
+static inline vf dot(vf acc, vi w, const bf16* x) {
+  return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)w, (__m512bh)_mm512_set1_epi32(load<int32_t>(x)));
 }
 #else
-static inline v16f dot(v16f acc, v16i w, const bf16* x) {
-  acc += (v16f)((v16u)w << 16) * to_float(x[0]);
-  return acc + (v16f)((v16u)w & 0xffff0000u) * to_float(x[1]);
+static inline vf dot(vf acc, vi w, const bf16* x) {
+  acc += (vf)((vu)w << 16) * to_float(x[0]);
+  return acc + (vf)((vu)w & 0xffff0000u) * to_float(x[1]);
 }
 #endif
-static inline v16f load_weights(const float* p) { return load<v16f>(p); }
-static inline v16i load_weights(const bf16* p) { return load<v16i>(p); }
+static inline vf load_weights(const float* p) { return load<vf>(p); }
+static inline vi load_weights(const bf16* p) { return load<vi>(p); }
 
 // Memory that will be needed soon, fetched into the second-level cache a few lines at a time while something else is
 // computed, so that the memory bus never rests. A burst would stall the computation instead.
@@ -60,25 +64,26 @@ template <class T, int M, int P>
 static void tile(const T* x, long ldx, const T* const* panels, long stride, long segments, long k, float* y, long ldy,
                  bool accumulate, Prefetch& shared_prefetch) {
   Prefetch prefetch = shared_prefetch;  // a copy that no store can alias
-  v16f acc[M][P];
+  vf acc[M][P * PARTS];
   for (int m = 0; m < M; m++)
-    for (int p = 0; p < P; p++) acc[m][p] = accumulate ? load<v16f>(y + m * ldy + p * LANES) : (v16f){};
+    for (int p = 0; p < P * PARTS; p++) acc[m][p] = accumulate ? load<vf>(y + m * ldy + p * WIDTH) : (vf){};
   for (long s = 0; s < segments; s++, x += k, panels += stride) {
     const T* w[P];
     for (int p = 0; p < P; p++) w[p] = panels[p];
     for (long i = 0; i < k; i += Pair<T>::k) {
-      decltype(load_weights(w[0])) wv[P];
+      decltype(load_weights(w[0])) wv[P * PARTS];
 #pragma GCC unroll 8
-      for (int p = 0; p < P; p++) wv[p] = load_weights(w[p] + i * LANES);
+      for (int p = 0; p < P * PARTS; p++)
+        wv[p] = load_weights(w[p / PARTS] + i * LANES + p % PARTS * WIDTH * Pair<T>::k);
       prefetch.step();
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int p = 0; p < P; p++) acc[m][p] = dot(acc[m][p], wv[p], x + m * ldx + i);
+        for (int p = 0; p < P * PARTS; p++) acc[m][p] = dot(acc[m][p], wv[p], x + m * ldx + i);
     }
   }
   for (int m = 0; m < M; m++)
-    for (int p = 0; p < P; p++) store(y + m * ldy + p * LANES, acc[m][p]);
+    for (int p = 0; p < P * PARTS; p++) store(y + m * ldy + p * WIDTH, acc[m][p]);
   shared_prefetch = prefetch;
 }
 
@@ -88,14 +93,9 @@ using TileFunction = void (*)(const T*, long, const T* const*, long, long, long,
 template <class T>
 static TileFunction<T> tile_function(long rows, long panels) {
 #define ROW(M) {tile<T, M, 1>, tile<T, M, 2>, tile<T, M, PANELS - 1>, tile<T, M, PANELS>}
-#if defined(__AVX512F__)
   static const TileFunction<T> table[ROWS][4] = {ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6)};
-  return table[rows - 1][panels - 1];
-#else
-  static const TileFunction<T> table[ROWS][4] = {ROW(1), ROW(2), ROW(3)};
-  return table[rows - 1][panels - 1];
-#endif
 #undef ROW
+  return table[rows - 1][panels - 1];
 }
 
 template <class T>
@@ -122,7 +122,9 @@ static void matmul(const T* x, long ldx, const Packed<T>& w, long row0, long row
     Prefetch prefetch{&next, next != nullptr, group_bytes, (int)std::max(1l, (PANELS + tiles - 1) / tiles)};
     for (long m = row0; m < row1; m += ROWS) {
       long rows = std::min<long>(ROWS, row1 - m);
-      tile_function<T>(rows, panels)(x + m * ldx, ldx, pointers, 0, 1, w.k, y[0], PANELS * LANES, false, prefetch);
+      for (long i = 0; i < panels; i += panels_at_once(rows))
+        tile_function<T>(rows, std::min(panels_at_once(rows), panels - i))(
+            x + m * ldx, ldx, pointers + i, 0, 1, w.k, y[0] + i * LANES, PANELS * LANES, false, prefetch);
       for (long r = 0; r < rows; r++) epilogue(m + r, p * LANES, panels * LANES, y[r]);
     }
   }

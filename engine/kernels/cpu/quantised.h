@@ -13,12 +13,14 @@
 
 constexpr long GROUP = 32;
 
-static inline v16f load_halves(const uint16_t* p) {
+static inline vf load_halves(const uint16_t* p) {
 #if defined(__AVX512F__)
-  return (v16f)_mm512_cvtph_ps(load<__m256i>(p));
+  return (vf)_mm512_cvtph_ps(load<__m256i>(p));
+#elif defined(__F16C__) && defined(__AVX2__)
+  return (vf)_mm256_cvtph_ps(load<__m128i>(p));
 #else
-  v16f v;
-  for (int i = 0; i < LANES; i++) {
+  vf v;
+  for (int i = 0; i < WIDTH; i++) {
     uint32_t sign = (p[i] & 0x8000u) << 16, exponent = p[i] >> 10 & 31, mantissa = p[i] & 1023;
     float magnitude = exponent ? std::ldexp((float)(mantissa | 1024), (int)exponent - 25) : std::ldexp((float)mantissa, -24);
     v[i] = sign ? -magnitude : magnitude;
@@ -28,11 +30,16 @@ static inline v16f load_halves(const uint16_t* p) {
 }
 
 // acc += w[lane][0] * x[0] + … + w[lane][3] * x[3], w unsigned and x signed bytes
-static inline v16i dot_quad(v16i acc, v16u w, const int8_t* x) {
+static inline vi dot_quad(vi acc, vu w, const int8_t* x) {
 #if defined(__AVX512VNNI__)
-  return (v16i)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(load<int32_t>(x)));
+  return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, _mm512_set1_epi32(load<int32_t>(x)));
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  __m256i quads = _mm256_set1_epi32(load<int32_t>(x));  // bytes 0 and 2, then 1 and 3, as pairs of 16 bits
+  __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(quads, 8), 8), odd = _mm256_srai_epi16(quads, 8);
+  acc += (vi)_mm256_madd_epi16((__m256i)(w & 0x00ff00ffu), even);
+  return acc + (vi)_mm256_madd_epi16((__m256i)(w >> 8 & 0x00ff00ffu), odd);
 #else
-  for (int i = 0; i < 4; i++) acc += (v16i)(w >> (8 * i) & 255u) * (int32_t)x[i];
+  for (int i = 0; i < 4; i++) acc += (vi)(w >> (8 * i) & 255u) * (int32_t)x[i];
   return acc;
 #endif
 }
@@ -59,17 +66,16 @@ struct QuantisedRows {
       if (!std::isfinite(sum_lanes(a + b))) s = NAN;  // shows in the result
       v16f inverse = splat(s > 0 ? 1.0f / s : 0.0f);
       v16i qa = nearest(a * inverse), qb = nearest(b * inverse);
-      store(to + g * GROUP, __builtin_convertvector(qa, v16b));
-      store(to + g * GROUP + LANES, __builtin_convertvector(qb, v16b));
+      store(to + g * GROUP, convert<v16b>(qa));
+      store(to + g * GROUP + LANES, convert<v16b>(qb));
       scale(row)[g] = s;
-      float total = sum_lanes(__builtin_convertvector(qa + qb, v16f));
+      float total = sum_lanes(convert<v16f>(qa + qb));
       sum(row)[g] = (int32_t)total;
       scaled_sum(row)[g] = s * total;
     }
   }
 
  private:
-  typedef int8_t v16b __attribute__((vector_size(16)));
   static v16i nearest(v16f x) {  // |x| is at most 127
     return (v16i)(x + 12582912.0f) - 0x4B400000;
   }
@@ -82,43 +88,44 @@ static void quantised_tile(const QuantisedRows& x, long row, const uint8_t* q, c
   const int8_t* xq = x.q(row);
   const char *x_scale = (const char*)x.scale(row), *x_sum = (const char*)x.sum(row), *scaled = (const char*)x.scaled_sum(row);
   Prefetch prefetch = shared_prefetch;
-  v16f acc[M][P] = {};
+  vf acc[M][P * PARTS] = {};
   for (long g = 0; g < groups; g++, xq += GROUP) {
-    v16i sum[M][P];
+    vi sum[M][P * PARTS];
     for (int m = 0; m < M; m++) {
-      v16i start = {};
+      vi start = {};
       if (SYMMETRIC) start -= (int32_t)(load<uint32_t>(x_sum + m * ldx + g * sizeof(float)) << (BITS - 1));
-      for (int p = 0; p < P; p++) sum[m][p] = start;
+      for (int p = 0; p < P * PARTS; p++) sum[m][p] = start;
     }
     for (long j = 0; j < BITS; j++, q += 64) {
-      v16u w[P], high[P];
+      vu w[P * PARTS], high[P * PARTS];
 #pragma GCC unroll 8
-      for (int p = 0; p < P; p++) {
-        w[p] = load<v16u>(q + p * panel_bytes);
+      for (int p = 0; p < P * PARTS; p++) {
+        w[p] = load<vu>(q + p / PARTS * panel_bytes + p % PARTS * sizeof(vu));
         if (BITS == 4) high[p] = w[p] >> 4 & 0x0f0f0f0fu, w[p] &= 0x0f0f0f0fu;
       }
       prefetch.step();
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-        for (int p = 0; p < P; p++) {
+        for (int p = 0; p < P * PARTS; p++) {
           sum[m][p] = dot_quad(sum[m][p], w[p], xq + m * ldx + 4 * j);
           if (BITS == 4) sum[m][p] = dot_quad(sum[m][p], high[p], xq + m * ldx + 4 * j + 16);
         }
     }
 #pragma GCC unroll 8
-    for (int p = 0; p < P; p++) {
-      v16f s = load_halves(scale + p * panel_scales + g * LANES), low = {};
-      if (!SYMMETRIC) low = load_halves(minimum + p * panel_scales + g * LANES);
+    for (int p = 0; p < P * PARTS; p++) {
+      long at = p / PARTS * panel_scales + g * LANES + p % PARTS * WIDTH;
+      vf s = load_halves(scale + at), low = {};
+      if (!SYMMETRIC) low = load_halves(minimum + at);
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++) {
-        acc[m][p] += __builtin_convertvector(sum[m][p], v16f) * (s * load<float>(x_scale + m * ldx + g * sizeof(float)));
+        acc[m][p] += convert<vf>(sum[m][p]) * (s * load<float>(x_scale + m * ldx + g * sizeof(float)));
         if (!SYMMETRIC) acc[m][p] += low * load<float>(scaled + m * ldx + g * sizeof(float));
       }
     }
   }
   for (int m = 0; m < M; m++)
-    for (int p = 0; p < P; p++) store(y + m * ldy + p * LANES, acc[m][p]);
+    for (int p = 0; p < P * PARTS; p++) store(y + m * ldy + p * WIDTH, acc[m][p]);
   shared_prefetch = prefetch;
 }
 
@@ -157,7 +164,8 @@ static void quantised_matmul(const QuantisedRows& x, const QuantisedWeights& w, 
   if (row0 >= row1) return;
   constexpr long most_rows = 6, most_panels = 4;
   alignas(64) float y[most_rows][most_panels * LANES];
-  const long group = row1 - row0 <= 3 ? 4 : 2;  // panels: the sums of a group and their total fill the registers
+  // Panels at once: sums and totals fill 32 registers; without AVX-512 the sums of a panel fill 12 of 16.
+  const long group = PARTS == 1 && row1 - row0 <= 3 ? 4 : 2, at_once = PARTS == 1 ? group : 1;
   long tiles = (row1 - row0 + most_rows - 1) / most_rows, groups = w.k / GROUP;
   for (long p = panel0; p < panel1; p += group) {
     long panels = std::min(group, panel1 - p);
@@ -165,9 +173,11 @@ static void quantised_matmul(const QuantisedRows& x, const QuantisedWeights& w, 
     Prefetch prefetch{&next, p + group < panel1, group * LANES * w.k * w.bits / 8, (int)std::max(1l, (group + tiles - 1) / tiles)};
     for (long m = row0; m < row1; m += most_rows) {
       long rows = std::min(most_rows, row1 - m), first_scale = p * groups * LANES;
-      const uint16_t* minimum = w.minimum ? w.minimum + first_scale : nullptr;
-      quantised_tile_function(w.bits, !minimum, rows, panels)(x, m, w.panel(p), w.scale + first_scale, minimum, y[0],
-                                                              most_panels * LANES, prefetch);
+      for (long i = 0; i < panels; i += at_once, first_scale += at_once * groups * LANES) {
+        const uint16_t* minimum = w.minimum ? w.minimum + first_scale : nullptr;
+        quantised_tile_function(w.bits, !minimum, rows, std::min(at_once, panels - i))(
+            x, m, w.panel(p + i), w.scale + first_scale, minimum, y[0] + i * LANES, most_panels * LANES, prefetch);
+      }
       for (long r = 0; r < rows; r++) epilogue(m + r, p * LANES, panels * LANES, y[r]);
     }
   }

@@ -53,13 +53,10 @@ static void weigh(float* x, long n, float highest, float temperature) {
 }
 
 static double sum_at_least(const float* w, long n, float bound) {
-  typedef double v16d __attribute__((vector_size(128)));
-  v16d sums = {};
+  double sums[LANES] = {};
   long i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    v16f v = load<v16f>(w + i);
-    sums += __builtin_convertvector(select(v >= bound, v, (v16f){}), v16d);
-  }
+  for (; i + LANES <= n; i += LANES)
+    for (long lane = 0; lane < LANES; lane++) sums[lane] += w[i + lane] >= bound ? w[i + lane] : 0.0f;
   double sum = 0;
   for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
   for (; i < n; i++) sum += w[i] >= bound ? w[i] : 0.0f;

@@ -1,19 +1,46 @@
 // Sixteen lanes of float on any machine: GCC vector extensions, intrinsics only where they have no spelling there.
+// Without registers of 64 bytes (AVX-512) they are made of smaller ones, see wide.h.
 #pragma once
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#if defined(__AVX512F__)
+#if defined(__SSE2__)
 #include <immintrin.h>
 #endif
 
 constexpr long LANES = 16;
 
-typedef float v16f __attribute__((vector_size(64)));
-typedef int32_t v16i __attribute__((vector_size(64)));
-typedef uint32_t v16u __attribute__((vector_size(64)));
+// As many lanes as a register holds.
+#if defined(__AVX512F__)
+constexpr int WIDTH = 16;
+#elif defined(__AVX2__)
+constexpr int WIDTH = 8;
+#else
+constexpr int WIDTH = 4;  // SSE, NEON
+#endif
+typedef float vf __attribute__((vector_size(WIDTH * 4)));
+typedef int32_t vi __attribute__((vector_size(WIDTH * 4)));
+typedef uint32_t vu __attribute__((vector_size(WIDTH * 4)));
+
+template <class To, class V>
+static inline To convert(V x) {
+  return __builtin_convertvector(x, To);
+}
+#if defined(__AVX512F__)
+typedef vf v16f;
+typedef vi v16i;
+typedef vu v16u;
 typedef uint16_t v16h __attribute__((vector_size(32)));
+typedef int8_t v16b __attribute__((vector_size(16)));
+#else
+#include "wide.h"
+typedef Lanes<float, 16>::type v16f;
+typedef Lanes<int32_t, 16>::type v16i;
+typedef Lanes<uint32_t, 16>::type v16u;
+typedef Lanes<uint16_t, 16>::type v16h;
+typedef Lanes<int8_t, 16>::type v16b;
+#endif
 
 struct bf16 {
   uint16_t bits;
@@ -33,7 +60,7 @@ static inline void store(void* p, V v) {
 static inline v16f splat(float x) { return x - (v16f){}; }
 static inline v16f load_floats(const float* p) { return load<v16f>(p); }
 static inline v16f load_floats(const bf16* p) {
-  return (v16f)(__builtin_convertvector(load<v16h>(p), v16u) << 16);
+  return (v16f)(convert<v16u>(load<v16h>(p)) << 16);
 }
 
 static inline void store_floats(float* p, v16f v) { store(p, v); }
@@ -42,7 +69,7 @@ static inline void store_floats(bf16* p, v16f v) {
   store(p, _mm512_cvtneps_pbh((__m512)v));
 #else
   v16u u = (v16u)v;  // round to nearest even
-  store(p, __builtin_convertvector((u + 0x7fffu + ((u >> 16) & 1u)) >> 16, v16h));
+  store(p, convert<v16h>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16));
 #endif
 }
 
