@@ -17,7 +17,7 @@ from engine.async_engine import AsyncEngine
 from server.serving import EngineFace
 
 from .load import Timing, complete, exactly, random_prompt
-from .report import engine_facts, print_report, print_table
+from .report import engine_facts, print_report, print_row
 
 COLUMNS = ("batch", "input", "TTFT ms", "TPOT ms", "tok/s")
 
@@ -33,8 +33,6 @@ def run(config: EngineConfig, arguments: argparse.Namespace) -> int:
         report = asyncio.run(_measure(config, arguments))
     except RequestError as error:
         raise UsageError(error.message) from error
-    rows = [list(result.values()) for result in report["results"]]
-    print_table(COLUMNS, rows)
     print_report("latency", config, report)
     return 0
 
@@ -44,6 +42,7 @@ async def _measure(config: EngineConfig, arguments: argparse.Namespace) -> dict[
     try:
         _check_room(engine, arguments)
         await complete(engine, [0] * 4, exactly(2), "warm-up")
+        print_row(COLUMNS)
         draw = random.Random(config.seed)
         results = []
         for input_len in arguments.input_lens:
@@ -53,15 +52,15 @@ async def _measure(config: EngineConfig, arguments: argparse.Namespace) -> dict[
                     for _ in range(arguments.repeats)
                 ]
                 ttft, tpot = (median(values) for values in zip(*measured, strict=True))
-                results.append(
-                    {
-                        "batch_size": batch_size,
-                        "input_len": input_len,
-                        "ttft_ms": round(ttft * 1e3, 2),
-                        "tpot_ms": round(tpot * 1e3, 3),
-                        "tokens_per_second": round(batch_size / tpot, 1),
-                    }
-                )
+                result = {
+                    "batch_size": batch_size,
+                    "input_len": input_len,
+                    "ttft_ms": round(ttft * 1e3, 2),
+                    "tpot_ms": round(tpot * 1e3, 3),
+                    "tokens_per_second": round(batch_size / tpot, 1),
+                }
+                print_row(list(result.values()))
+                results.append(result)
         sizes = {"output_len": arguments.output_len, "repeats": arguments.repeats}
         return {**sizes, "results": results, **engine_facts(engine.info)}
     finally:

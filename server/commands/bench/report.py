@@ -30,10 +30,14 @@ def print_report(benchmark: str, config: EngineConfig, body: Mapping[str, Any]) 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Right-aligned; the caller rounds."""
-    cells = [[str(cell) for cell in row] for row in (columns, *rows)]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
+    widths = [max(len(str(cell)) for cell in column) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        print("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def print_row(cells: Sequence[object]) -> None:
+    """A row of a table whose rows come one by one."""
+    print("".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
 def engine_facts(info: CoreReady) -> dict[str, Any]:
