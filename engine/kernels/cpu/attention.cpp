@@ -75,21 +75,19 @@ struct Partial {
 template <class T>
 struct Rows {
   long rows, dim;
-  std::vector<T> q, p, edges;        // [rows][dim], [rows][TILE], one tile of values
-  std::vector<float> s;              // [rows][TILE]
+  std::vector<T> q, edges;           // [rows][dim]; one tile of values
   std::vector<float> split, merged;  // a Partial each: of the split, of all splits before it
   std::vector<v16f> sum;             // of the split; its lanes are added when it ends
   std::vector<long> position;        // of each row's query token
-  std::vector<const T*> panels;
+  std::vector<const T*> values;      // panels of one tile
 
   void start(long new_rows, long new_dim) {
     rows = new_rows, dim = new_dim;
     auto grow = [](auto& buffer, size_t n) {
       if (buffer.size() < n) buffer.resize(n);
     };
-    grow(q, rows * dim), grow(p, rows * TILE), grow(edges, TILE * dim), grow(panels, TILE * dim / LANES);
-    grow(s, rows * TILE), grow(split, rows * (dim + 2)), grow(merged, rows * (dim + 2));
-    grow(sum, rows), grow(position, rows);
+    grow(q, rows * dim), grow(edges, TILE * dim), grow(values, TILE * dim / LANES);
+    grow(split, rows * (dim + 2)), grow(merged, rows * (dim + 2)), grow(sum, rows), grow(position, rows);
     clear(merged);
     start_split();
   }
@@ -133,52 +131,53 @@ struct Scores {  // what becomes of a product of query and key
   }
 };
 
-// Scores of one tile -> probabilities relative to the running maximum; rescales what was summed before.
+// Scores [count][TILE] of `count` rows and one tile -> probabilities relative to the running maximum; rescales what was
+// summed before.
 template <class T>
-static void softmax_tile(Rows<T>& u, long first_key, long groups, const Scores& scores) {
+static void softmax_tile(Rows<T>& u, long first_row, long count, long first_key, long groups, const Scores& scores,
+                         const float* s, T* p) {
   Partial split(u.split.data(), u.rows);
   const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  for (long r = 0; r < u.rows; r++) {
+  for (long r = first_row; r < first_row + count; r++, s += TILE, p += TILE) {
     // keys of the tile that this row sees: [low, high)
     long high = u.position[r] + 1 - first_key, low = std::max(0l, high - scores.window);
     if (high <= 0 || low >= groups * LANES) {
-      std::fill_n(u.p.begin() + r * TILE, groups * LANES, T{});
+      std::fill_n(p, groups * LANES, T{});
       continue;
     }
-    float* s = &u.s[r * TILE];
-    v16f best = splat(MINUS_INFINITY), x[GROUPS_PER_TILE];
+    v16f best = splat(split.max[r]), x[GROUPS_PER_TILE];
     for (long g = 0; g < groups; g++) {
-      v16i key = lane + (int32_t)(g * LANES);
       x[g] = scores(load<v16f>(s + g * LANES));
-      if (low > g * LANES || high < (g + 1) * LANES)
+      if (low > g * LANES || high < (g + 1) * LANES) {
+        v16i key = lane + (int32_t)(g * LANES);
         x[g] = select((key >= (int32_t)low) & (key < (int32_t)std::min(high, TILE)), x[g], splat(MINUS_INFINITY));
-      best = select(x[g] > best, x[g], best);
+      }
+      best = larger(x[g], best);
     }
-    float top = std::max(split.max[r], max_lanes(best));
-    float keep = top == split.max[r] ? 1.0f : std::exp2(split.max[r] - top);
-    v16f sum = u.sum[r] * keep;
+    float top = max_lanes(best);
+    if (top > split.max[r]) {
+      float keep = std::exp2(split.max[r] - top);
+      u.sum[r] *= keep;
+      for (long d = 0; d < u.dim; d++) split.out[r * u.dim + d] *= keep;
+      split.max[r] = top;
+    }
+    v16f sum = u.sum[r];
     for (long g = 0; g < groups; g++) {
       v16f e = vexp2(x[g] - top);
-      store_floats(&u.p[r * TILE + g * LANES], e);
-      sum += load_floats(&u.p[r * TILE + g * LANES]);
+      store_floats(p + g * LANES, e);
+      sum += e;
     }
     u.sum[r] = sum;
-    split.max[r] = top;
-    if (keep != 1.0f)
-      for (long d = 0; d < u.dim; d++) split.out[r * u.dim + d] *= keep;
   }
 }
 
-// Columns of 16 for each of num_panels panels; segments, k and accumulate as in tile().
+// Columns of 16 for each of num_panels panels and at most ROWS rows; segments, k and accumulate as in tile().
 template <class T>
 static void product(const T* x, long ldx, const T* const* panels, long num_panels, long segments, long k, float* y,
                     long ldy, long rows, bool accumulate, Prefetch& prefetch) {
-  for (long m = 0; m < rows; m += ROWS) {
-    long count = std::min<long>(ROWS, rows - m);
-    for (long p = 0; p < num_panels; p += panels_at_once(count))
-      tile_function<T>(count, std::min(panels_at_once(count), num_panels - p))(
-          x + m * ldx, ldx, panels + p, num_panels, segments, k, y + m * ldy + p * LANES, ldy, accumulate, prefetch);
-  }
+  for (long p = 0; p < num_panels; p += panels_at_once(rows))
+    tile_function<T>(rows, std::min(panels_at_once(rows), num_panels - p))(
+        x, ldx, panels + p, num_panels, segments, k, y + p * LANES, ldy, accumulate, prefetch);
 }
 
 // One call's tensors, and what a thread does with a unit.
@@ -240,38 +239,65 @@ struct Run {
   }
 
  private:
-  void attend_tile(const Unit& unit, Rows<T>& u, long tile, long low, long high) const {
-    const int32_t* blocks = a.block_table + unit.sequence * a.max_blocks;
-    long dim = a.head_dim, dim_panels = dim / LANES, bases[GROUPS_PER_TILE];
-    auto base = [&](long key) {
-      return cache.group(blocks[key / a.block_size], unit.kv_head, key % a.block_size / LANES);
-    };
-    long groups = std::min(GROUPS_PER_TILE, (high - tile + LANES - 1) / LANES);
-    for (long g = 0; g < groups; g++) u.panels[g] = cache.k + (bases[g] = base(tile + g * LANES));
-    const void* next[2 * GROUPS_PER_TILE];
-    long num_next = 0;
-    for (long key = tile + TILE; key < std::min(high, tile + 2 * TILE); key += LANES) {
-      next[num_next++] = cache.k + base(key);
-      next[num_next++] = cache.v + base(key);
+  long base(const Unit& unit, long key) const {
+    long block = a.block_table[unit.sequence * a.max_blocks + key / a.block_size];
+    return cache.group(block, unit.kv_head, key % a.block_size / LANES);
+  }
+
+  // Where the tile after this one lies; at the end of a unit, the first of the next one.
+  long next_tile(const Unit* unit, long tile, long high, const void** regions) const {
+    long key = tile + TILE, count = 0;
+    if (key >= high) {
+      if ((++unit)->sequence < 0) return 0;
+      high = position(*unit) + unit->num_tokens;
+      key = std::max(unit->first_split * SPLIT, (position(*unit) + 1 - scores.window) / TILE * TILE);
     }
-    Prefetch prefetch{next, num_next, LANES * dim * (long)sizeof(T), 4};
-    product(u.q.data(), dim, u.panels.data(), groups, 1, dim, u.s.data(), TILE, u.rows, false, prefetch);
-    softmax_tile(u, tile, groups, scores);
+    for (long end = std::min(high, key + TILE); key < end; key += LANES) {
+      regions[count++] = cache.k + base(*unit, key);
+      regions[count++] = cache.v + base(*unit, key);
+    }
+    return count;
+  }
+
+  void attend_tile(const Unit& unit, Rows<T>& u, long tile, long low, long high) const {
+    long dim = a.head_dim, dim_panels = dim / LANES, groups = std::min(GROUPS_PER_TILE, (high - tile + LANES - 1) / LANES);
+    const T* keys[GROUPS_PER_TILE];
     for (long g = 0; g < groups; g++) {
       long key = tile + g * LANES;
-      const T* values = cache.v + bases[g];
-      if (key < low || key + LANES > high) {  // never read what other requests left behind: 0 * NaN is NaN
-        constexpr long pair = Pair<T>::k;
-        for (long i = 0; i < LANES * dim; i++) {
-          long t = key + i % (LANES * LANES) / (LANES * pair) * pair + i % pair;
-          u.edges[g * LANES * dim + i] = t >= low && t < high ? values[i] : T{};
-        }
-        values = &u.edges[g * LANES * dim];
-      }
-      for (long p = 0; p < dim_panels; p++) u.panels[g * dim_panels + p] = values + p * LANES * LANES;
+      keys[g] = cache.k + base(unit, key);
+      const T* values = cache.v + base(unit, key);
+      if (key < low || key + LANES > high) values = visible(values, low - key, high - key, &u.edges[g * LANES * dim]);
+      for (long p = 0; p < dim_panels; p++) u.values[g * dim_panels + p] = values + p * LANES * LANES;
     }
-    product(u.p.data(), TILE, u.panels.data(), dim_panels, groups, LANES, Partial(u.split.data(), u.rows).out, dim,
-            u.rows, true, prefetch);
+    const void* regions[2 * GROUPS_PER_TILE];
+    Prefetch prefetch{regions, next_tile(&unit, tile, high, regions), LANES * dim * (long)sizeof(T), 4};
+    float* out = Partial(u.split.data(), u.rows).out;
+    alignas(64) float s[ROWS * TILE];
+    alignas(64) T p[ROWS * TILE];
+    for (long r = 0; r < u.rows; r += ROWS) {
+      // The last of these rows sees the most keys: what none of them sees is left out.
+      long count = std::min<long>(ROWS, u.rows - r), seen = u.position[r + count - 1] + 1 - tile;
+      long seen_groups = std::min(groups, (seen + LANES - 1) / LANES);
+      if (seen <= 0) continue;
+      product(&u.q[r * dim], dim, keys, seen_groups, 1, dim, s, TILE, count, false, prefetch);
+      softmax_tile(u, r, count, tile, seen_groups, scores, s, p);
+      product(p, TILE, u.values.data(), dim_panels, seen_groups, LANES, out + r * dim, dim, count, true, prefetch);
+    }
+  }
+
+  // A copy of a group of values without what lies outside [low, high) and other requests left behind: 0 * NaN is NaN.
+  const T* visible(const T* values, long low, long high, T* copy) const {
+    constexpr long pair = Pair<T>::k;
+    v16u mask[LANES / pair];
+    for (long i = 0; i < LANES; i += pair) {
+      uint32_t bits = 0;
+      for (long t = i; t < i + pair; t++)
+        if (t >= low && t < high) bits |= ~0u >> (32 - 32 / pair) << (t - i) * (32 / pair);
+      mask[i / pair] = bits + (v16u){};
+    }
+    for (long i = 0; i < LANES * a.head_dim; i += LANES * pair)
+      store(copy + i, load<v16u>(values + i) & mask[i / (LANES * pair) % (LANES / pair)]);
+    return copy;
   }
 
   void finish(const Unit& unit, Rows<T>& u) const {

@@ -64,8 +64,10 @@ template <class T, int M, int P>
 static void tile(const T* x, long ldx, const T* const* panels, long stride, long segments, long k, float* y, long ldy,
                  bool accumulate, Prefetch& shared_prefetch) {
   Prefetch prefetch = shared_prefetch;  // a copy that no store can alias
-  vf acc[M][P * PARTS];
+  vf acc[M][P * PARTS];  // in registers only when every loop over it is unrolled
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
     for (int p = 0; p < P * PARTS; p++) acc[m][p] = accumulate ? load<vf>(y + m * ldy + p * WIDTH) : (vf){};
   for (long s = 0; s < segments; s++, x += k, panels += stride) {
     const T* w[P];
@@ -82,7 +84,9 @@ static void tile(const T* x, long ldx, const T* const* panels, long stride, long
         for (int p = 0; p < P * PARTS; p++) acc[m][p] = dot(acc[m][p], wv[p], x + m * ldx + i);
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
     for (int p = 0; p < P * PARTS; p++) store(y + m * ldy + p * WIDTH, acc[m][p]);
   shared_prefetch = prefetch;
 }
