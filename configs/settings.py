@@ -51,6 +51,10 @@ class EngineConfig(SchedulerConfig, frozen=True, kw_only=True):
         ),
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto takes a GPU where there is one.")] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "int8"],
+        Meta(description="int8 keeps twice the tokens in the same memory; auto follows the dtype."),
+    ] = "auto"
     attention_backend: Annotated[
         str,
         Meta(description="auto takes the fastest that supports the model; a name is refused with reasons."),

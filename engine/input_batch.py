@@ -32,8 +32,6 @@ class StepInputs:
     seq_lens: np.ndarray  # int32 [S]
     block_table: np.ndarray  # int32 [S, blocks of the longest]
     slot_mapping: np.ndarray  # int64 [T]
-    max_query_len: int
-    max_seq_len: int
     logit_indices: np.ndarray  # int64 [R]: last token of each request that samples
     sample_rows: np.ndarray  # int64 [R]: their rows
     sample_ids: list[str]  # [R]: their request ids
@@ -82,17 +80,15 @@ class InputBatch:
         token_rows = rows[owner]
         blocks, offsets = np.divmod(positions, self._block_size)
         seq_lens = computed + lengths
-        max_seq_len = int(seq_lens.max())
+        num_blocks = -(-int(seq_lens.max()) // self._block_size)
         return StepInputs(
             token_ids=self._token_ids[token_rows, positions].astype(np.int64),
             positions=positions,
             rope_lengths=np.maximum(self._num_prompt_tokens[token_rows], positions + 1),
             query_start_loc=np.concatenate([[0], ends]).astype(np.int32),
             seq_lens=seq_lens.astype(np.int32),
-            block_table=self._block_table[rows, : -(-max_seq_len // self._block_size)],
+            block_table=self._block_table[rows, :num_blocks],
             slot_mapping=self._block_table[token_rows, blocks].astype(np.int64) * self._block_size + offsets,
-            max_query_len=int(lengths.max()),
-            max_seq_len=max_seq_len,
             logit_indices=ends[samples] - 1,
             sample_rows=rows[samples],
             sample_ids=[each.request_id for each in scheduled if each.needs_sample],

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from configs.settings import EngineConfig
 
 from .attention import select_backend
@@ -39,8 +41,9 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint) -> LoadedModel:
         dtype=dtype,
         device=device,
         block_size=config.block_size,
-        num_layers=model.num_layers,
         windows=tuple(model.window(layer) for layer in range(model.num_layers)),
+        scale=model.head_dim**-0.5,
+        kv_cache_dtype=torch.int8 if config.kv_cache_dtype == "int8" else None,
     )
     backend, backend_notes = select_backend(config.attention_backend, spec)
     decoder = load_decoder(checkpoint, ops, dtype, device, precision)

@@ -56,17 +56,16 @@ class ModelRunner:
                 seq_lens=self._tensor(inputs.seq_lens),
                 block_table=self._tensor(inputs.block_table),
                 slot_mapping=self._tensor(inputs.slot_mapping),
-                max_query_len=inputs.max_query_len,
-                max_seq_len=inputs.max_seq_len,
             )
         )
         hidden = self._model.forward(
             self._tensor(inputs.token_ids),
             self._tensor(inputs.positions),
             self._tensor(inputs.rope_lengths),
+            self._tensor(inputs.logit_indices),
             self._backend,
         )
-        return StepLogits(inputs, self._model.compute_logits(hidden[self._tensor(inputs.logit_indices)]))
+        return StepLogits(inputs, self._model.compute_logits(hidden))
 
     @torch.inference_mode()
     def sample(self, step: StepLogits) -> StepResult:

@@ -25,7 +25,7 @@ class _Attention(ctypes.Structure):
     _fields_ = (
         *((name, LONG) for name in ("num_heads", "num_kv_heads", "head_dim", "block_size", "max_blocks")),
         *((name, LONG) for name in ("num_tokens", "num_units", "num_merges", "slot_size")),
-        ("num_threads", ctypes.c_int),
+        *((name, ctypes.c_int) for name in ("num_threads", "rounded_cache")),
         *((name, POINTER) for name in ("query_start_loc", "seq_lens", "block_table", "slot_mapping")),
         *((name, POINTER) for name in ("units", "first_part", "merges", "partials")),
     )
@@ -69,50 +69,59 @@ class CPUAttention:
         self.partials = torch.empty(0, most_rows * (spec.head_dim + 2))
         self._attention = getattr(load_library(), f"attention_{str(spec.dtype).removeprefix('torch.')}")
         self._attention.argtypes = [POINTER] * 7 + [ctypes.c_float, ctypes.c_float, LONG]
+        self.steps = {window: _Attention() for window in spec.windows}  # refilled by each step, at the same addresses
 
     def allocate(self, num_blocks: int) -> KVCache:
-        spec = self.spec
-        shape = (num_blocks, spec.num_kv_heads, spec.block_size // LANES, LANES * spec.head_dim)
-        keys, values = ([zeros(shape, spec.dtype, spec.device) for _ in range(spec.num_layers)] for _ in "kv")
+        spec, dtype = self.spec, self.spec.kv_cache_dtype or self.spec.dtype
+        group = LANES * spec.vector_bytes // dtype.itemsize
+        shape = (num_blocks, spec.num_kv_heads, spec.block_size // LANES, group)
+        keys, values = ([zeros(shape, dtype, spec.device) for _ in range(spec.num_layers)] for _ in "kv")
         self.cache = KVCache(keys, values, num_blocks)
         return self.cache
+
+    def layer_arguments(self, layer: int) -> tuple[int, int, int, float, float, int]:
+        """What the kernel has to know about a layer: the same in every step. Step and cache by their addresses."""
+        spec, window = self.spec, self.spec.windows[layer]
+        return (
+            ctypes.addressof(self.steps[window]),
+            *(self.cache.keys[layer].data_ptr(), self.cache.values[layer].data_ptr()),
+            *(spec.scale, spec.softcap, window or UNLIMITED),
+        )
 
     def prepare(self, metadata: AttentionMetadata) -> None:
         spec, num_tokens = self.spec, len(metadata.slot_mapping)
         if num_tokens > len(self.out):
             self.out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=spec.dtype)
         self.step_out = self.out[:num_tokens]
-        plans = {window: self._plan(metadata, window or UNLIMITED) for window in set(spec.windows) or {None}}
+        plans = {window: self._plan(metadata, window or UNLIMITED) for window in self.steps}
         num_slots = max(plan.num_slots for plan in plans.values())
         if num_slots > len(self.partials):
             self.partials = torch.empty(num_slots, self.partials.shape[1])
-        self.steps = {window: self._step(metadata, plan) for window, plan in plans.items()}
+        for window, plan in plans.items():
+            self._fill(self.steps[window], metadata, plan)
         self.keep_alive = (metadata, plans)
 
-    def _step(self, metadata: AttentionMetadata, plan: _Plan) -> _Attention:
+    def _fill(self, step: _Attention, metadata: AttentionMetadata, plan: _Plan) -> None:
         spec = self.spec
         tensors = (metadata.query_start_loc, metadata.seq_lens, metadata.block_table, metadata.slot_mapping)
         assert all(tensor.is_contiguous() for tensor in tensors)
         arrays = (plan.units, plan.first_part, plan.merges)
-        return _Attention(
+        values = (
             *(spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.block_size, metadata.block_table.shape[1]),
             *(len(metadata.slot_mapping), len(plan.units) - 1, len(plan.merges), self.partials.shape[1]),
-            self.num_threads,
+            *(self.num_threads, spec.kv_cache_dtype == torch.int8),
             *(tensor.data_ptr() for tensor in tensors),
             *(array.ctypes.data for array in arrays),
             self.partials.data_ptr(),
         )
+        for (name, _), value in zip(_Attention._fields_, values, strict=True):
+            setattr(step, name, value)
 
-    def run(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float = 0.0
-    ) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As the protocol has it; the result is overwritten by the next call."""
-        self._attention(
-            ctypes.addressof(self.steps[window]),
-            *(self.cache.keys[layer].data_ptr(), self.cache.values[layer].data_ptr()),
-            *(q.data_ptr(), k.data_ptr(), v.data_ptr(), self.step_out.data_ptr()),
-            *(scale, softcap, window or UNLIMITED),
-        )
+        step, keys, values, *scores = self.layer_arguments(layer)
+        tensors = (q, k, v, self.step_out)
+        self._attention(step, keys, values, *(tensor.data_ptr() for tensor in tensors), *scores)
         return self.step_out
 
     def _plan(self, metadata: AttentionMetadata, window: int) -> _Plan:

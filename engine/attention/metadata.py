@@ -26,8 +26,6 @@ class AttentionMetadata:
     """int32 [num_seqs, max_blocks]: block ids in order of position; padded with 0, the reserved block."""
     slot_mapping: Tensor
     """int64 [num_tokens]: cache slot of each token; -1 is not stored."""
-    max_query_len: int
-    max_seq_len: int
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,28 @@ class AttentionSpec:
     device: torch.device
     block_size: int
     """Tokens."""
-    num_layers: int
     windows: tuple[int | None, ...]
-    """Per layer; see ModelConfig.sliding_windows."""
+    """Of each layer: a query sees so many positions up to its own."""
+    scale: float
+    """Scores are q . k * scale,"""
+    softcap: float = 0.0
+    """and then, unless this is 0, softcap * tanh(score / softcap)."""
+    kv_cache_dtype: torch.dtype | None = None
+    """int8: each token's key and value of a head is rounded to 8 bits and a float32 scale. None: `dtype`."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.windows)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of one block's keys and values in all layers."""
-        per_token = 2 * self.num_kv_heads * self.head_dim * self.dtype.itemsize
-        return per_token * self.block_size * self.num_layers
+        return 2 * self.num_kv_heads * self.vector_bytes * self.block_size * self.num_layers
+
+    @property
+    def vector_bytes(self) -> int:
+        """Bytes of one token's key or value of one head."""
+        return self.head_dim + 4 if self.kv_cache_dtype == torch.int8 else self.head_dim * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -80,12 +91,9 @@ class AttentionBackend(Protocol):
 
     def prepare(self, metadata: AttentionMetadata) -> None: ...
 
-    def run(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float = 0.0
-    ) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v [num_tokens, num_kv_heads, head_dim], then attend with q [num_tokens, num_heads, head_dim].
 
-        A query sees the positions up to its own, the last `window` of them where there is a window: one of the
-        spec's. Scores are q . k * scale, and with a softcap softcap * tanh(score / softcap). Returns the shape of q.
+        Returns the shape of q.
         """
         ...

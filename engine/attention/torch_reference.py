@@ -33,7 +33,7 @@ class TorchReferenceAttention:
 
     @classmethod
     def unsupported(cls, spec: AttentionSpec) -> list[str]:
-        return []
+        return ["keeps no int8 cache"] if spec.kv_cache_dtype == torch.int8 else []
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec
@@ -50,16 +50,14 @@ class TorchReferenceAttention:
         self.slots = metadata.slot_mapping[self.stored]
         self.pieces = list(self._pieces(metadata))
 
-    def run(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float, window: int | None, softcap: float = 0.0
-    ) -> Tensor:
+    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, values = self.cache.keys[layer], self.cache.values[layer]
         keys.flatten(0, 1)[self.slots] = k[self.stored]
         values.flatten(0, 1)[self.slots] = v[self.stored]
         out = torch.empty_like(q)
         for piece in self.pieces:
             rows = (q[piece.rows], keys[piece.blocks], values[piece.blocks])
-            attended = _attend(*rows, piece, scale, window, softcap)
+            attended = _attend(*rows, piece, self.spec, self.spec.windows[layer])
             out[piece.rows[piece.is_query]] = attended[piece.is_query].to(out.dtype)
         return out
 
@@ -97,7 +95,7 @@ class TorchReferenceAttention:
         )
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scale: float, window: int | None, softcap: float) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, spec: AttentionSpec, window: int | None) -> Tensor:
     """q [n, Q, H, d]; k, v [n, blocks, block_size, G, d] -> float32 [n, Q, H, d]; a key head serves H / G heads."""
     n, num_queries, num_heads, head_dim = q.shape
     num_groups = k.shape[-2]
@@ -110,9 +108,9 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, piece: _Piece, scale: float, window
     visible = positions <= piece.query_positions  # [n, Q, K]
     if window is not None:
         visible &= positions > piece.query_positions - window
-    scores = q @ k * scale
-    if softcap:
-        scores = softcap * (scores / softcap).tanh()
+    scores = q @ k * spec.scale
+    if spec.softcap:
+        scores = spec.softcap * (scores / spec.softcap).tanh()
     scores = scores.masked_fill(~visible[:, None, None], float("-inf"))
     out = scores.softmax(dim=-1) @ v  # [n, G, H / G, Q, d]
     return out.permute(0, 3, 1, 2, 4).reshape(n, num_queries, num_heads, head_dim)

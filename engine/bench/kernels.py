@@ -21,7 +21,7 @@ from engine.checkpoints import open_checkpoint
 from engine.device import free_memory, set_threads
 from engine.kernels.cpu.build import KernelsUnavailable
 from engine.kernels.cpu.ops import CPUOps
-from engine.kernels.ops import TokenChoice
+from engine.kernels.ops import TokenChoice, each_layer
 from engine.loading import LoadedModel, load_model
 from engine.machine import usable_cores
 from engine.models.config import ModelConfig
@@ -34,10 +34,13 @@ TOP_P = 0.9
 
 
 class Stopwatch:
-    """Stands before an object and adds up the time of the calls that are named."""
+    """Stands before an object and adds up the time of the calls that are named. Layers are run one by one."""
 
     def __init__(self, target: Any, names: dict[str, str], seconds: dict[str, float]) -> None:
         self._target, self._names, self._seconds = target, names, seconds
+
+    def run_layers(self, *args: Any) -> Tensor:
+        return each_layer(self, *args)  # type: ignore[arg-type]
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._target, name)
@@ -118,7 +121,7 @@ def _measure_step(
     token_ids = torch.randint(vocab_size, (num_seqs * query_len,), generator=torch.Generator().manual_seed(0))
     _run(steps, token_ids)
     runs = [_run(steps, token_ids) for _ in range(repeats)]
-    total = min(sum(run.values()) for run in runs)
+    total = min(run["step"] for run in runs)
     kernels = []
     for name, work in work_of_step(model, num_seqs, context, query_len).items():
         seconds = min(run[name] for run in runs)
@@ -145,7 +148,8 @@ def _measure_step(
 
 
 def _run(steps: Steps, token_ids: Tensor) -> dict[str, float]:
-    """Seconds of one step by kernel; `other` is all the rest of the forward pass."""
+    """Seconds of one step by kernel, with `other` for all the rest of it; and of a `step` as requests meet it, which
+    runs all layers in one call."""
     seconds: dict[str, float] = defaultdict(float)
     decoder, backend, ops = steps.decoder, steps.backend, steps.decoder.ops
     names = {"attention_input": "attention_input", "attention_output": "attention_output", "logits": "logits"}
@@ -153,13 +157,19 @@ def _run(steps: Steps, token_ids: Tensor) -> dict[str, float]:
     steps.backend = Stopwatch(backend, {"run": "attention"}, seconds)
     try:
         start = time.perf_counter()
-        hidden = steps.forward(token_ids)
-        logits = decoder.compute_logits(hidden[steps.last_rows])
-        decoder.ops.choose_tokens(logits, _choice(len(logits)))
+        _step(steps, token_ids)
         seconds["other"] = time.perf_counter() - start - sum(seconds.values())
     finally:
         decoder.ops, steps.backend = ops, backend
+    start = time.perf_counter()
+    _step(steps, token_ids)
+    seconds["step"] = time.perf_counter() - start
     return seconds
+
+
+def _step(steps: Steps, token_ids: Tensor) -> None:
+    logits = steps.decoder.compute_logits(steps.forward(token_ids, steps.last_rows))
+    steps.decoder.ops.choose_tokens(logits, _choice(len(logits)))
 
 
 def _choice(rows: int) -> TokenChoice:

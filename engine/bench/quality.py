@@ -60,7 +60,7 @@ def compare(exact: LoadedModel, served: LoadedModel, token_ids: Tensor) -> tuple
     """At each position but the last, [len(token_ids) - 1]: KL(P || Q), and the losses of P and of Q on the token that
     follows, float64 in nats; and bool, whether both hold the same token for the likeliest."""
     steps = [Steps(model, num_seqs=1, seq_len=len(token_ids), query_len=len(token_ids)) for model in (exact, served)]
-    hidden = [step.forward(token_ids)[:-1].clone() for step in steps]
+    hidden = [step.forward(token_ids, step.all_rows[:-1]).clone() for step in steps]
     parts = []
     for begin in range(0, len(token_ids) - 1, ROWS_AT_ONCE):
         end = min(begin + ROWS_AT_ONCE, len(token_ids) - 1)

@@ -23,17 +23,16 @@ class Steps:
         device = model.spec.device
         self.positions = positions.repeat(num_seqs).to(device)
         self.rope_lengths = torch.full_like(self.positions, seq_len)
+        self.all_rows = torch.arange(num_seqs * query_len, device=device)
         self.last_rows = torch.arange(1, num_seqs + 1, device=device) * query_len - 1
         self.metadata = AttentionMetadata(
             query_start_loc=torch.arange(0, (num_seqs + 1) * query_len, query_len, dtype=torch.int32, device=device),
             seq_lens=torch.full((num_seqs,), seq_len, dtype=torch.int32, device=device),
             block_table=table.int().to(device),
             slot_mapping=slots.flatten().to(device),
-            max_query_len=query_len,
-            max_seq_len=seq_len,
         )
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """int64 [num_seqs * query_len] -> hidden states [num_seqs * query_len, hidden_size]"""
+    def forward(self, token_ids: Tensor, wanted: Tensor) -> Tensor:
+        """int64 [num_seqs * query_len] -> hidden states of the tokens `wanted`: [rows, hidden_size]"""
         self.backend.prepare(self.metadata)
-        return self.decoder.forward(token_ids, self.positions, self.rope_lengths, self.backend)
+        return self.decoder.forward(token_ids, self.positions, self.rope_lengths, wanted, self.backend)

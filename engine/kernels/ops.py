@@ -3,13 +3,18 @@
 Activations are packed over requests: the first dimension counts the tokens of the step.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from .quantised import QuantisedWeight
+
+if TYPE_CHECKING:
+    from engine.attention.metadata import AttentionBackend
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,7 @@ class TokenChoice:
     min_p: np.ndarray  # float32; 0 keeps all
     u: np.ndarray  # float64 in [0, 1)
 
-    def rows(self, index: np.ndarray) -> "TokenChoice":
+    def rows(self, index: np.ndarray) -> TokenChoice:
         return TokenChoice(
             self.temperature[index], self.top_k[index], self.top_p[index], self.min_p[index], self.u[index]
         )
@@ -79,6 +84,12 @@ class Ops(Protocol):
         """
         ...
 
+    def run_layers(
+        self, hidden: Tensor, layers: list[Any], cos_sin: Tensor, wanted: Tensor, backend: AttentionBackend
+    ) -> Tensor:
+        """All layers, as `each_layer`: hidden [num_tokens, hidden_size] -> [rows, hidden_size]"""
+        ...
+
     def logits(self, hidden: Tensor, norm_weight: Tensor, head: Any) -> Tensor:
         """RMSNorm and head: [rows, hidden_size] -> float32 [rows, vocab_size]"""
         ...
@@ -89,3 +100,16 @@ class Ops(Protocol):
         logits float32 [rows, vocab_size], overwritten. Ids mean nothing where the highest logit is not finite.
         """
         ...
+
+
+def each_layer(
+    ops: Ops, hidden: Tensor, layers: list[Any], cos_sin: Tensor, wanted: Tensor, backend: AttentionBackend
+) -> Tensor:
+    """The layers one by one. Behind its attention, the last computes no more than the rows `wanted`: int64 [rows]."""
+    for index, layer in enumerate(layers):
+        q, k, v = ops.attention_input(hidden, layer, cos_sin)
+        attention = backend.run(index, q, k, v)
+        if index == len(layers) - 1:
+            hidden, attention = hidden[wanted], attention[wanted]
+        hidden = ops.attention_output(hidden, attention, layer)
+    return hidden

@@ -7,7 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .ops import LayerWeights, TokenChoice
+from engine.attention.metadata import AttentionBackend
+
+from .ops import LayerWeights, TokenChoice, each_layer
 from .torch_sampling import choose_tokens
 
 
@@ -72,6 +74,11 @@ class TorchOps:
         gate, up = layer.gate_up(self._norm(hidden, layer.post_attention_norm)).chunk(2, dim=-1)
         down: Tensor = layer.down(F.silu(gate) * up)
         return hidden + down
+
+    def run_layers(
+        self, hidden: Tensor, layers: list[LayerWeights], cos_sin: Tensor, wanted: Tensor, backend: AttentionBackend
+    ) -> Tensor:
+        return each_layer(self, hidden, layers, cos_sin, wanted, backend)
 
     def logits(self, hidden: Tensor, norm_weight: Tensor, head: TorchLinear | OneDNNLinear) -> Tensor:
         logits: Tensor = head(self._norm(hidden, norm_weight))

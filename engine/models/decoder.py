@@ -35,25 +35,21 @@ class Decoder:
         self.weights = weights
         self.layers = [ops.bind(layer) for layer in weights.layers]
         self.rotary = RotaryEmbedding(config, weights.embed.device)
-        self.scale = config.head_dim**-0.5
 
     @property
     def dtype(self) -> torch.dtype:
         return self.weights.embed.dtype
 
-    def forward(self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor, backend: AttentionBackend) -> Tensor:
-        """All int64 [num_tokens] -> hidden states [num_tokens, hidden_size], before the final norm.
+    def forward(
+        self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor, wanted: Tensor, backend: AttentionBackend
+    ) -> Tensor:
+        """All int64 [num_tokens] but `wanted` -> hidden states before the final norm.
 
-        `rope_lengths` counts tokens: max(prompt of the token's request, position + 1). `backend` has been prepared
-        for these tokens.
+        `rope_lengths` counts tokens: max(prompt of the token's request, position + 1). `wanted`, int64 [rows] and
+        ascending, says of which tokens: the result is [rows, hidden_size]. `backend` has been prepared for the step.
         """
         hidden = self.ops.embed(token_ids, self.weights.embed)
-        cos_sin = self.rotary(positions, rope_lengths)
-        for index, layer in enumerate(self.layers):
-            q, k, v = self.ops.attention_input(hidden, layer, cos_sin)
-            attention = backend.run(index, q, k, v, scale=self.scale, window=self.config.window(index))
-            hidden = self.ops.attention_output(hidden, attention, layer)
-        return hidden
+        return self.ops.run_layers(hidden, self.layers, self.rotary(positions, rope_lengths), wanted, backend)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Rows of `forward` [rows, hidden_size] -> float32 [rows, vocab_size]"""

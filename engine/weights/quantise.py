@@ -61,19 +61,21 @@ def _groups(stored: StoredTensor, form: str) -> Iterator[tuple[slice, Groups]]:
 def quantise(values: Floats, bits: int) -> Groups:
     """Groups of 32 of an array of any shape; scales and minima are float16 numbers.
 
-    With 8 bits the steps reach from a group's lowest to its highest value. With 4 bits each candidate range gives
-    values of q, these give the scale and the minimum of least squared error, and the best of the candidates stays:
-    for normally distributed weights a root mean square error of 7.3 % instead of 7.8 %. With 8 bits it is 0.46 %.
-    Steps below float16's smallest (6e-8) vanish.
+    With 8 bits the steps are symmetric around 0, which costs a product less time than a minimum does: for normally
+    distributed weights a root mean square error of 0.54 %. With 4 bits each candidate range gives values of q, these
+    give the scale and the minimum of least squared error, and the best of the candidates stays: 7.3 % instead of the
+    7.8 % of steps from the lowest to the highest value. Steps below float16's smallest (6e-8) vanish.
     """
     levels = 2**bits - 1
     x = values.reshape(-1, GROUP_SIZE).T.copy()  # [32, groups]: sums over a group are sums of vectors
-    minimum = x.min(0)
-    scale = (x.max(0) - minimum) / levels
-    if bits == 4:
+    if bits == 8:
+        scale = _half(np.abs(x).max(0) / 127)
+        minimum = -128 * scale
+    else:
+        minimum = x.min(0)
+        scale = (x.max(0) - minimum) / levels
         offset, factor = _least_squares((x - minimum) * _inverse(scale), levels)
-        scale, minimum = scale * factor, minimum + scale * offset
-    scale, minimum = (array.astype(np.float16).astype(np.float32) for array in (scale, minimum))
+        scale, minimum = _half(scale * factor), _half(minimum + scale * offset)
     x -= minimum
     x *= _inverse(scale)
     return Groups(_nearest(x, levels).astype(np.uint8).T.copy(), scale[:, None], minimum[:, None])
@@ -94,6 +96,11 @@ def _least_squares(x: Floats, levels: int) -> tuple[Floats, Floats]:
         better = gain > best
         best, offset, factor = (np.where(better, *pair) for pair in ((gain, best), (start, offset), (slope, factor)))
     return offset, factor
+
+
+def _half(x: Floats) -> Floats:
+    """x, rounded to float16."""
+    return x.astype(np.float16).astype(np.float32)
 
 
 def _nearest(x: Floats, levels: int) -> Floats:

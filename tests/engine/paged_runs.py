@@ -52,8 +52,8 @@ class PagedRun:
             dtype=decoder.dtype,
             device=torch.device("cpu"),
             block_size=BLOCK_SIZE,
-            num_layers=config.num_layers,
-            windows=config.sliding_windows,
+            windows=tuple(config.window(layer) for layer in range(config.num_layers)),
+            scale=config.head_dim**-0.5,
         )
         self.decoder, self.prompts = decoder, prompts
         self.backend = backend(spec)
@@ -84,12 +84,11 @@ class PagedRun:
                 seq_lens=seq_lens,
                 block_table=self.blocks[seqs][:, :max_blocks].int(),
                 slot_mapping=torch.cat(slots),
-                max_query_len=max(query_lens),
-                max_seq_len=int(seq_lens.max()),
             )
         )
         token_ids = torch.tensor([token for seq in seqs for token in tokens[seq]])
-        hidden = self.decoder.forward(token_ids, torch.cat(positions), torch.cat(lengths), self.backend)
+        every = torch.arange(len(token_ids))
+        hidden = self.decoder.forward(token_ids, torch.cat(positions), torch.cat(lengths), every, self.backend)
         logits = self.decoder.compute_logits(hidden).clone()  # the next step may reuse the buffer
         return dict(zip(seqs, logits.split(query_lens), strict=True))
 

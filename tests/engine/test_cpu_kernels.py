@@ -11,7 +11,7 @@ from engine.attention.metadata import AttentionMetadata, AttentionSpec
 from engine.attention.torch_reference import TorchReferenceAttention
 from engine.kernels.cpu import build
 from engine.kernels.cpu.ops import CPUOps
-from engine.kernels.ops import LayerWeights
+from engine.kernels.ops import LayerWeights, each_layer
 from engine.kernels.torch_ops import TorchOps
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
@@ -121,6 +121,12 @@ def test_not_a_number_stays_in_its_row():
     assert out.isnan().any(dim=1).tolist() == [row == 4 for row in range(9)]
 
 
+def rounded(x):
+    """Keys or values [tokens, heads, head_dim] as a cache of 8-bit integers keeps them."""
+    scale = x.float().abs().amax(-1, keepdim=True) / 127
+    return (x.float() / scale).round() * scale
+
+
 class Cache:
     """A backend with a cache full of NaN, and sequences whose blocks lie in random order."""
 
@@ -130,13 +136,17 @@ class Cache:
         blocks = [-(-length // spec.block_size) for length in seq_lens]
         cache = self.backend.allocate(sum(blocks) + 1)
         for tensor in (*cache.keys, *cache.values):
-            tensor.fill_(float("nan"))
+            tensor.view(torch.uint8).fill_(255)  # NaN in every type that has one
         order = torch.randperm(sum(blocks), generator=torch.Generator().manual_seed(1)).int() + 1
         self.table = torch.zeros(len(seq_lens), max(blocks), dtype=torch.int32)
         for row, ids in zip(self.table, order.split(blocks), strict=True):
             row[: len(ids)] = ids
 
-    def run(self, q, k, v, starts, query_lens, window=None, softcap=0.0):
+    def run(self, q, k, v, starts, query_lens):
+        self.prepare(starts, query_lens)
+        return self.backend.run(0, q, k, v).clone()
+
+    def prepare(self, starts, query_lens):
         lens = torch.tensor(query_lens)
         sequence = torch.repeat_interleave(torch.arange(len(lens)), lens)
         positions = torch.cat([torch.arange(s, s + n) for s, n in zip(starts, query_lens, strict=True)])
@@ -148,20 +158,22 @@ class Cache:
                 seq_lens=(torch.tensor(starts) + lens).int(),
                 block_table=self.table,
                 slot_mapping=self.table[sequence, positions // size].long() * size + positions % size,
-                max_query_len=max(query_lens),
-                max_seq_len=max(s + n for s, n in zip(starts, query_lens, strict=True)),
             )
         )
-        return self.backend.run(0, q, k, v, scale=0.3, window=window, softcap=softcap).clone()
 
 
-def attention_case(backend_class, dtype, *, heads=(6, 2), head_dim=32, block_size=16, window=None, softcap=0.0):
+def attention_case(
+    backend_class, dtype, *, heads=(6, 2), head_dim=32, block_size=16, window=None, softcap=0.0, kv=None
+):
     """Output of a step with three sequences: a chunk behind a long context, a whole prompt, a decode."""
     before, now = [600, 0, 70], [41, 37, 1]
-    spec = AttentionSpec(*heads, head_dim, dtype, torch.device("cpu"), block_size, 1, (window,))
+    spec = AttentionSpec(*heads, head_dim, dtype, torch.device("cpu"), block_size, (window,), 0.3, softcap, kv)
     total = [b + n for b, n in zip(before, now, strict=True)]
     cache, generator = Cache(backend_class, spec, total), torch.Generator().manual_seed(2)
     tensors = [torch.randn(sum(total), n, head_dim, generator=generator).to(dtype) for n in (heads[0], *[heads[1]] * 2)]
+
+    if kv is not None and backend_class is TorchReferenceAttention:
+        tensors[1:] = [rounded(x).to(dtype) for x in tensors[1:]]
 
     def part(first, last):
         split = [x.split(total) for x in tensors]
@@ -169,9 +181,9 @@ def attention_case(backend_class, dtype, *, heads=(6, 2), head_dim=32, block_siz
 
     filled = [i for i, n in enumerate(before) if n]
     table, cache.table = cache.table, cache.table[filled].contiguous()
-    cache.run(*part([0] * 3, before), [0] * len(filled), [before[i] for i in filled], window, softcap)
+    cache.run(*part([0] * 3, before), [0] * len(filled), [before[i] for i in filled])
     cache.table = table
-    return cache.run(*part(before, total), before, now, window, softcap)
+    return cache.run(*part(before, total), before, now)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -186,6 +198,9 @@ def attention_case(backend_class, dtype, *, heads=(6, 2), head_dim=32, block_siz
         {"head_dim": 256, "window": 1},
         {"softcap": 2.0, "window": 100},
         {"head_dim": 64, "softcap": 50.0},
+        {"kv": torch.int8},
+        {"kv": torch.int8, "heads": (9, 3), "head_dim": 64, "window": 33},
+        {"kv": torch.int8, "heads": (4, 4), "head_dim": 80, "block_size": 32, "softcap": 5.0},
     ],
     ids=str,
 )
@@ -197,16 +212,18 @@ def test_paged_attention_equals_the_reference(case, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kv", [None, torch.int8])
 @pytest.mark.parametrize("window", [None, 100])
-def test_a_token_has_the_same_bits_in_any_chunk(dtype, window):
-    length, spec = 1100, AttentionSpec(6, 2, 32, dtype, torch.device("cpu"), 16, 1, (window,))
+def test_a_token_has_the_same_bits_in_any_chunk(dtype, window, kv):
+    length = 1100
+    spec = AttentionSpec(6, 2, 32, dtype, torch.device("cpu"), 16, (window,), 0.3, kv_cache_dtype=kv)
     generator = torch.Generator().manual_seed(3)
     q, k, v = (torch.randn(length, n, 32, generator=generator).to(dtype) for n in (6, 2, 2))
-    whole = Cache(CPUAttention, spec, [length]).run(q, k, v, [0], [length], window)
+    whole = Cache(CPUAttention, spec, [length]).run(q, k, v, [0], [length])
     chunked, start = Cache(CPUAttention, spec, [length]), 0
     for chunk in (1, 16, 17, 500, 63, 502, 1):
         rows = slice(start, start + chunk)
-        assert torch.equal(chunked.run(q[rows], k[rows], v[rows], [start], [chunk], window), whole[rows])
+        assert torch.equal(chunked.run(q[rows], k[rows], v[rows], [start], [chunk]), whole[rows])
         start += chunk
     assert start == length
 
@@ -215,7 +232,7 @@ def test_a_token_has_the_same_bits_in_any_chunk(dtype, window):
 @pytest.mark.parametrize("window", [None, 700])
 def test_the_result_has_the_same_bits_however_many_threads_share_the_keys(dtype, window):
     lengths, query_lens = [1500, 40, 700, 3000], [1, 30, 20, 1]
-    spec = AttentionSpec(6, 2, 32, dtype, torch.device("cpu"), 16, 1, (window,))
+    spec = AttentionSpec(6, 2, 32, dtype, torch.device("cpu"), 16, (window,), 0.3)
     generator = torch.Generator().manual_seed(4)
     q, k, v = (torch.randn(sum(query_lens), n, 32, generator=generator).to(dtype) for n in (6, 2, 2))
     starts = [length - n for length, n in zip(lengths, query_lens, strict=True)]
@@ -226,7 +243,7 @@ def test_the_result_has_the_same_bits_however_many_threads_share_the_keys(dtype,
             tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(5)))
         cache.backend.num_threads = num_threads
         cache.backend.partials = torch.full((64, cache.backend.partials.shape[1]), float("nan"))
-        results.append(cache.run(q, k, v, starts, query_lens, window))
+        results.append(cache.run(q, k, v, starts, query_lens))
         shared.append(cache.backend.steps[window].num_merges)
     assert shared[0] == 0
     assert min(shared[1:]) > 0
@@ -234,9 +251,38 @@ def test_the_result_has_the_same_bits_however_many_threads_share_the_keys(dtype,
     assert all(torch.equal(result, results[0]) for result in results)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_not_a_number_in_a_rounded_cache_stays_in_its_sequence(dtype):
+    spec = AttentionSpec(2, 1, 32, dtype, torch.device("cpu"), 16, (None,), 0.3, kv_cache_dtype=torch.int8)
+    q, k, v = (torch.randn(9, n, 32).to(dtype) for n in (2, 1, 1))
+    k[2, 0, 7], v[7, 0, 5] = float("nan"), float("inf")
+    out = Cache(CPUAttention, spec, [3, 3, 3]).run(q, k, v, [0, 0, 0], [3, 3, 3])
+    assert out[[2, 7, 8]].isnan().flatten(1).any(1).all()
+    assert not out[3:6].isnan().any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [3, 60])
+def test_all_layers_in_one_call_are_the_layers_one_by_one(dtype, num_tokens):
+    shape, windows = (64, 96, 4, 2, 16), (None, 5, None)
+    _, ops = both_ops(shape, dtype)
+    layers = [make_layer(ops, shape, dtype, bias=True, qk_norm=True) for _ in windows]
+    spec = AttentionSpec(*shape[2:], dtype, torch.device("cpu"), 16, windows, 0.25)
+    cache = Cache(CPUAttention, spec, [num_tokens])
+    cache.prepare([0], [num_tokens])
+    angles = torch.rand(num_tokens, shape[4] // 2) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    hidden = torch.randn(num_tokens, shape[0])
+    for wanted in ([], [num_tokens - 1], [0, 2], list(range(num_tokens))):
+        arguments = (layers, cos_sin, torch.tensor(wanted, dtype=torch.int64), cache.backend)
+        expected = each_layer(ops, hidden.clone(), *arguments).clone()
+        assert torch.equal(ops.run_layers(hidden.clone(), *arguments), expected)
+        assert len(expected) == len(wanted)
+
+
 def test_one_stream_is_shared_evenly():
     """Three key heads on two threads: the middle one is cut in two."""
-    spec = AttentionSpec(9, 3, 64, torch.bfloat16, torch.device("cpu"), 16, 1, (None,))
+    spec = AttentionSpec(9, 3, 64, torch.bfloat16, torch.device("cpu"), 16, (None,), 0.3)
     cache = Cache(CPUAttention, spec, [8000])
     cache.backend.num_threads = 2
     cache.run(*(torch.zeros(1, n, 64, dtype=torch.bfloat16) for n in (9, 3, 3)), [7999], [1])
@@ -247,7 +293,7 @@ def test_one_stream_is_shared_evenly():
 
 
 def test_what_the_kernels_cannot_do_is_said():
-    spec = AttentionSpec(2, 1, 24, torch.float16, torch.device("cpu"), 8, 1, (None,))
+    spec = AttentionSpec(2, 1, 24, torch.float16, torch.device("cpu"), 8, (None,), 0.3)
     reasons = "; ".join(CPUAttention.unsupported(spec))
     assert all(word in reasons for word in ("float16", "head_dim 24", "block_size 8"))
 

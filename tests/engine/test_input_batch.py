@@ -66,7 +66,6 @@ def test_a_mixed_step(batch):
     assert inputs.seq_lens.tolist() == [6, 6, 7]
     assert inputs.block_table.tolist() == [[7, 3], [9, 2], [5, 8]]
     assert inputs.slot_mapping.tolist() == [13, 36, 37, 38, 39, 8, 9, 32, 33, 34]
-    assert (inputs.max_query_len, inputs.max_seq_len) == (6, 7)
     assert inputs.logit_indices.tolist() == [0, 9]
     assert inputs.sample_ids == ["a", "c"]
     dtypes = {name: str(getattr(inputs, name).dtype) for name in ("token_ids", "block_table", "slot_mapping")}

@@ -54,9 +54,9 @@ def test_steps_equal_paged_runs(tiny):
     expected = prefill(model.decoder, token_ids.tolist())
 
     chunk = Steps(model, num_seqs=2, seq_len=39, query_len=39)
-    chunk.forward(token_ids[:39].repeat(2))
+    chunk.forward(token_ids[:39].repeat(2), chunk.last_rows)
     last = Steps(model, num_seqs=2, seq_len=40, query_len=1)
-    logits = model.decoder.compute_logits(last.forward(token_ids[39:].repeat(2))[last.last_rows])
+    logits = model.decoder.compute_logits(last.forward(token_ids[39:].repeat(2), last.last_rows))
     torch.testing.assert_close(logits, expected[-1:].expand(2, -1), rtol=0, atol=1e-4)
 
 

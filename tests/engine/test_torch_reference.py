@@ -12,7 +12,7 @@ from engine.attention.torch_reference import TorchReferenceAttention
 HEADS, GROUPS, DIM, BLOCK = 6, 2, 8, 4
 
 
-def spec(dtype: torch.dtype = torch.float32) -> AttentionSpec:
+def spec(dtype: torch.dtype = torch.float32, window: int | None = None) -> AttentionSpec:
     return AttentionSpec(
         num_heads=HEADS,
         num_kv_heads=GROUPS,
@@ -20,8 +20,8 @@ def spec(dtype: torch.dtype = torch.float32) -> AttentionSpec:
         dtype=dtype,
         device=torch.device("cpu"),
         block_size=BLOCK,
-        num_layers=2,
-        windows=(),
+        windows=(None, window),
+        scale=DIM**-0.5,
     )
 
 
@@ -41,7 +41,7 @@ def run_steps(steps: list[list[int]], window: int | None) -> None:
     q, k, v = ([torch.randn(n, heads, DIM, generator=generator) for n in total] for heads in (HEADS, GROUPS, GROUPS))
     max_blocks = -(-max(total) // BLOCK)
     blocks = 1 + torch.randperm(num_seqs * max_blocks, generator=generator).view(num_seqs, max_blocks)
-    backend = TorchReferenceAttention(spec())
+    backend = TorchReferenceAttention(spec(window=window))
     cache = backend.allocate(1 + num_seqs * max_blocks)
     for tensor in (*cache.keys, *cache.values):
         tensor.fill_(torch.nan)
@@ -59,12 +59,10 @@ def run_steps(steps: list[list[int]], window: int | None) -> None:
                 seq_lens=torch.tensor(lens).int(),
                 block_table=blocks[seqs].int(),
                 slot_mapping=torch.cat(slots),
-                max_query_len=max(step),
-                max_seq_len=max(lens),
             )
         )
         packed = [torch.cat([x[s][span] for s, span in zip(seqs, spans, strict=True)]) for x in (q, k, v)]
-        out = backend.run(1, *packed, scale=DIM**-0.5, window=window)
+        out = backend.run(1, *packed)
         expected = [
             dense(q[s][span], k[s][: done[s]], v[s][: done[s]], window) for s, span in zip(seqs, spans, strict=True)
         ]
@@ -87,11 +85,9 @@ def test_negative_slots_are_not_stored() -> None:
         seq_lens=torch.tensor([3]).int(),
         block_table=torch.tensor([[1]]).int(),
         slot_mapping=torch.tensor([4, -1, 6]),
-        max_query_len=3,
-        max_seq_len=3,
     )
     backend.prepare(metadata)
-    backend.run(0, torch.ones(3, HEADS, DIM), one, one, scale=1.0, window=None)
+    backend.run(0, torch.ones(3, HEADS, DIM), one, one)
     assert cache.keys[0].flatten(0, 1)[:, 0, 0].tolist() == [0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0]
     assert not cache.keys[1].any()
 
@@ -104,12 +100,10 @@ def test_keeps_the_type_of_the_query() -> None:
         seq_lens=torch.tensor([1]).int(),
         block_table=torch.tensor([[1]]).int(),
         slot_mapping=torch.tensor([4]),
-        max_query_len=1,
-        max_seq_len=1,
     )
     backend.prepare(metadata)
     v = torch.randn(1, GROUPS, DIM).bfloat16()
-    out = backend.run(0, torch.randn(1, HEADS, DIM).bfloat16(), v, v, scale=1.0, window=None)
+    out = backend.run(0, torch.randn(1, HEADS, DIM).bfloat16(), v, v)
     assert torch.equal(out, v.repeat_interleave(HEADS // GROUPS, dim=1))
 
 

@@ -85,7 +85,7 @@ def test_unpacked_blocks_equal_the_gguf_package(kind: str) -> None:
     assert np.array_equal(unpack(part.data, kind).dequantise().reshape(expected.shape), expected)
 
 
-@pytest.mark.parametrize(("form", "share"), [("int8", 0.0050), ("int4", 0.0745)])
+@pytest.mark.parametrize(("form", "share"), [("int8", 0.0055), ("int4", 0.0745)])
 def test_floats_are_rounded_by_the_stated_error(form: str, share: float) -> None:
     values = normal(256, 256)
     weight = read(floats(values), form)
@@ -111,12 +111,11 @@ def test_four_bits_err_less_than_steps_from_lowest_to_highest() -> None:
     )
 
 
-@pytest.mark.parametrize("form", ["int8", "int4"])
-def test_values_on_a_grid_are_found_again(form: str) -> None:
-    levels = 2 ** (8 if form == "int8" else 4) - 1
-    q = np.random.default_rng(0).integers(0, levels + 1, (8, 64)).astype(np.float32)
-    q[:, ::32], q[:, 1::32] = 0, levels
-    values = q * np.float32(0.25) - 2
+@pytest.mark.parametrize(("form", "lowest", "highest", "middle"), [("int8", -127, 127, 0), ("int4", 0, 15, -2)])
+def test_values_on_a_grid_are_found_again(form: str, lowest: int, highest: int, middle: float) -> None:
+    q = np.random.default_rng(0).integers(lowest, highest + 1, (8, 64)).astype(np.float32)
+    q[:, ::32], q[:, 1::32] = lowest, highest
+    values = q * np.float32(0.25) + np.float32(middle)
     assert torch.equal(read(floats(values), form).dequantise(), torch.from_numpy(values))
 
 
@@ -125,7 +124,8 @@ def test_values_on_a_grid_are_found_again(form: str) -> None:
 def test_equal_values_stay_equal(form: str, value: float) -> None:
     values = np.full((2, 64), value, np.float32)
     expected = torch.from_numpy(values).half().float()  # what is too small for float16 vanishes
-    assert torch.equal(read(floats(values), form).dequantise(), expected)
+    rtol = 2**-11 if form == "int8" else 0  # a step of 8 bits is rounded to float16, and the value is 127 steps
+    torch.testing.assert_close(read(floats(values), form).dequantise(), expected, rtol=rtol, atol=0)
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
@@ -161,7 +161,7 @@ def test_parts_lie_one_below_the_other_and_four_bits_beside_eight_count_as_eight
     got = weight.dequantise()
     assert torch.equal(got[:8], torch.from_numpy(np.concatenate([parts[0][1], parts[1][1]])))
     assert relative_rms(got[8:10], parts[2][1]) < 5e-4
-    assert relative_rms(got[10:], values) < 0.005
+    assert relative_rms(got[10:], values) < 0.0055
 
 
 @pytest.mark.parametrize("form", ["Q8_0", "int8", "int4"])

@@ -3,7 +3,8 @@
 // Layout of one layer's cache, chosen so that keys and values are panels of matmul.h; a group is 16 tokens of a block:
 //     K: [num_blocks, num_kv_heads, groups, head_dim / pair, 16 tokens, pair]            (panel: 16 keys, k = head_dim)
 //     V: [num_blocks, num_kv_heads, groups, head_dim / 16, 16 tokens / pair, 16, pair]   (panel: 16 dims, k = 16 tokens)
-// with pair = 2 for bfloat16 and 1 for float.
+// with pair = 2 for bfloat16 and 1 for float. A cache of 8-bit integers has the same order; 16 float scales follow the
+// elements of a group, one of each token, and meet the scores (K) and the probabilities (V) instead of the elements.
 //
 // Softmax runs online (arXiv 2112.05682) over tiles of 64 keys at fixed positions, so that a token's result is the same
 // bits whether it is computed alone, in a chunk, or beside other requests. Partial results of SPLIT keys each are merged
@@ -14,53 +15,58 @@
 //     units     | 0                 | 1                 | 2                 |
 //     parts     | 0    1    2    3  | 4    5    6    7  | 8    9    10   11 |
 //     threads   | 0                           | 1                           |     to merge: unit 1
+#include "attention.h"
+
 #include <omp.h>
 
+#include <type_traits>
 #include <vector>
-
-#include "matmul.h"
 
 constexpr long GROUPS_PER_TILE = 4, TILE = GROUPS_PER_TILE * LANES;
 constexpr long SPLIT = 256;  // also in engine/attention/cpu.py
 constexpr float MINUS_INFINITY = -INFINITY;
 
-extern "C" {
-struct Unit {  // this and Attention are mirrored by engine/attention/cpu.py
-  int32_t sequence, kv_head;
-  int32_t first_token, num_tokens;  // of the sequence's queries
-  int32_t first_split;              // of the sequence's keys
-  int32_t first_part;
-  int32_t slot;                     // in `partials`, of the first part; -1 when one thread has the whole unit
-};
-struct Attention {
-  long num_heads, num_kv_heads, head_dim, block_size, max_blocks, num_tokens, num_units, num_merges, slot_size;
-  int num_threads;
-  const int32_t *query_start_loc, *seq_lens, *block_table;
-  const int64_t* slot_mapping;
-  const Unit* units;          // [num_units + 1]; first_part of the last one is the number of all parts
-  const int32_t* first_part;  // [num_threads + 1]: parts of each thread
-  const int32_t* merges;      // [num_merges]: units that several threads share
-  float* partials;            // [slots][slot_size]: a Partial of each part
-};
+static v16i in_range(long low, long high) {  // lanes of 16 keys: those in [low, high)
+  const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return (lane >= (int32_t)std::max(low, 0l)) & (lane < (int32_t)std::min(high, LANES));
 }
 
-template <class T>
+// One layer's cache: T is what the products take, S what is stored.
+template <class T, class S>
 struct Cache {
-  T *k, *v;
+  static constexpr bool rounded = !std::is_same_v<T, S>;
+  static constexpr long pair = Pair<T>::k;
+  char *k, *v;
   long kv_heads, head_dim, block_size;
 
+  long group_bytes() const { return LANES * (head_dim * sizeof(S) + (rounded ? sizeof(float) : 0)); }
   long group(long block, long head, long group_in_block) const {
-    return ((block * kv_heads + head) * (block_size / LANES) + group_in_block) * LANES * head_dim;
+    return ((block * kv_heads + head) * (block_size / LANES) + group_in_block) * group_bytes();
   }
+  float* scales(char* group) const { return (float*)(group + LANES * head_dim * sizeof(S)); }
+
   void write(long slot, long head, const T* key, const T* value) const {
-    constexpr long pair = Pair<T>::k;
-    long offset = slot % block_size, t = offset % LANES;
-    long base = group(slot / block_size, head, offset / LANES);
-    T* kt = k + base + t * pair;
-    for (long i = 0; i < head_dim; i += pair)
-      for (long j = 0; j < pair; j++) kt[i * LANES + j] = key[i + j];
-    T* vt = v + base + t / pair * pair * LANES + t % pair;
-    for (long i = 0; i < head_dim; i++) vt[i / LANES * LANES * LANES + i % LANES * pair] = value[i];
+    long offset = slot % block_size, t = offset % LANES, at = group(slot / block_size, head, offset / LANES);
+    put(k + at, t, key, [&](long i) { return (i / pair * LANES + t) * pair + i % pair; });
+    put(v + at, t, value, [&](long i) {
+      return i / LANES * LANES * LANES + t / pair * pair * LANES + i % LANES * pair + t % pair;
+    });
+  }
+
+ private:
+  template <class Place>
+  void put(char* group, long t, const T* x, Place&& place) const {
+    S* to = (S*)group;
+    if constexpr (rounded) {
+      float highest = 0, sum = 0;
+      for (long i = 0; i < head_dim; i++) highest = std::max(highest, std::abs(to_float(x[i]))), sum += to_float(x[i]);
+      float scale = highest / 127, inverse = highest > 0 ? 127 / highest : 0;
+      bool finite = std::isfinite(sum);
+      scales(group)[t] = finite ? scale : NAN;  // shows in the result
+      for (long i = 0; i < head_dim; i++) to[place(i)] = finite ? (S)std::lrint(to_float(x[i]) * inverse) : 0;
+    } else {
+      for (long i = 0; i < head_dim; i++) to[place(i)] = x[i];
+    }
   }
 };
 
@@ -75,7 +81,8 @@ struct Partial {
 template <class T>
 struct Rows {
   long rows, dim;
-  std::vector<T> q, edges;           // [rows][dim]; one tile of values
+  std::vector<T> q;                  // [rows][dim]
+  std::vector<T> key_tile, value_tile;  // copies where the cache is not read as it is
   std::vector<float> split, merged;  // a Partial each: of the split, of all splits before it
   std::vector<v16f> sum;             // of the split; its lanes are added when it ends
   std::vector<long> position;        // of each row's query token
@@ -86,7 +93,7 @@ struct Rows {
     auto grow = [](auto& buffer, size_t n) {
       if (buffer.size() < n) buffer.resize(n);
     };
-    grow(q, rows * dim), grow(edges, TILE * dim), grow(values, TILE * dim / LANES);
+    grow(q, rows * dim), grow(values, TILE * dim / LANES), grow(key_tile, TILE * dim), grow(value_tile, TILE * dim);
     grow(split, rows * (dim + 2)), grow(merged, rows * (dim + 2)), grow(sum, rows), grow(position, rows);
     clear(merged);
     start_split();
@@ -118,26 +125,16 @@ struct Rows {
   }
 };
 
-struct Scores {  // what becomes of a product of query and key
-  float scale, softcap;
-  long window;
-
-  // In units of log2(e): exponentials are powers of two.
-  v16f operator()(v16f x) const {
-    if (softcap == 0) return x * (scale * LOG2_E);
-    // softcap * tanh(scale * x / softcap), with tanh(y) = 1 - 2 / (e^2y + 1)
-    v16f y = x * (2 * LOG2_E * scale / softcap);
-    return softcap * LOG2_E * (1.0f - 2.0f / (vexp2(select(y > 60.0f, splat(60.0f), y)) + 1.0f));
-  }
+struct Scales {  // of the tokens of a tile
+  v16f key[GROUPS_PER_TILE], value[GROUPS_PER_TILE];
 };
 
 // Scores [count][TILE] of `count` rows and one tile -> probabilities relative to the running maximum; rescales what was
 // summed before.
-template <class T>
+template <bool ROUNDED, class T>
 static void softmax_tile(Rows<T>& u, long first_row, long count, long first_key, long groups, const Scores& scores,
-                         const float* s, T* p) {
+                         const Scales& scales, const float* s, T* p) {
   Partial split(u.split.data(), u.rows);
-  const v16i lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   for (long r = first_row; r < first_row + count; r++, s += TILE, p += TILE) {
     // keys of the tile that this row sees: [low, high)
     long high = u.position[r] + 1 - first_key, low = std::max(0l, high - scores.window);
@@ -147,11 +144,10 @@ static void softmax_tile(Rows<T>& u, long first_row, long count, long first_key,
     }
     v16f best = splat(split.max[r]), x[GROUPS_PER_TILE];
     for (long g = 0; g < groups; g++) {
-      x[g] = scores(load<v16f>(s + g * LANES));
-      if (low > g * LANES || high < (g + 1) * LANES) {
-        v16i key = lane + (int32_t)(g * LANES);
-        x[g] = select((key >= (int32_t)low) & (key < (int32_t)std::min(high, TILE)), x[g], splat(MINUS_INFINITY));
-      }
+      v16f score = load<v16f>(s + g * LANES);
+      x[g] = scores(ROUNDED ? score * scales.key[g] : score);
+      if (low > g * LANES || high < (g + 1) * LANES)
+        x[g] = select(in_range(low - g * LANES, high - g * LANES), x[g], splat(MINUS_INFINITY));
       best = larger(x[g], best);
     }
     float top = max_lanes(best);
@@ -164,7 +160,7 @@ static void softmax_tile(Rows<T>& u, long first_row, long count, long first_key,
     v16f sum = u.sum[r];
     for (long g = 0; g < groups; g++) {
       v16f e = vexp2(x[g] - top);
-      store_floats(p + g * LANES, e);
+      store_floats(p + g * LANES, ROUNDED ? e * scales.value[g] : e);
       sum += e;
     }
     u.sum[r] = sum;
@@ -181,10 +177,10 @@ static void product(const T* x, long ldx, const T* const* panels, long num_panel
 }
 
 // One call's tensors, and what a thread does with a unit.
-template <class T>
+template <class T, class S>
 struct Run {
   const Attention& a;
-  const Cache<T>& cache;
+  const Cache<T, S>& cache;
   const Scores& scores;
   const T* q;
   T* out;
@@ -262,15 +258,10 @@ struct Run {
   void attend_tile(const Unit& unit, Rows<T>& u, long tile, long low, long high) const {
     long dim = a.head_dim, dim_panels = dim / LANES, groups = std::min(GROUPS_PER_TILE, (high - tile + LANES - 1) / LANES);
     const T* keys[GROUPS_PER_TILE];
-    for (long g = 0; g < groups; g++) {
-      long key = tile + g * LANES;
-      keys[g] = cache.k + base(unit, key);
-      const T* values = cache.v + base(unit, key);
-      if (key < low || key + LANES > high) values = visible(values, low - key, high - key, &u.edges[g * LANES * dim]);
-      for (long p = 0; p < dim_panels; p++) u.values[g * dim_panels + p] = values + p * LANES * LANES;
-    }
+    Scales scales;
+    for (long g = 0; g < groups; g++) read_group(unit, tile, g, low, high, u, keys[g], scales);
     const void* regions[2 * GROUPS_PER_TILE];
-    Prefetch prefetch{regions, next_tile(&unit, tile, high, regions), LANES * dim * (long)sizeof(T), 4};
+    Prefetch prefetch{regions, next_tile(&unit, tile, high, regions), cache.group_bytes(), 4};
     float* out = Partial(u.split.data(), u.rows).out;
     alignas(64) float s[ROWS * TILE];
     alignas(64) T p[ROWS * TILE];
@@ -280,9 +271,33 @@ struct Run {
       long seen_groups = std::min(groups, (seen + LANES - 1) / LANES);
       if (seen <= 0) continue;
       product(&u.q[r * dim], dim, keys, seen_groups, 1, dim, s, TILE, count, false, prefetch);
-      softmax_tile(u, r, count, tile, seen_groups, scores, s, p);
+      softmax_tile<Cache<T, S>::rounded>(u, r, count, tile, seen_groups, scores, scales, s, p);
       product(p, TILE, u.values.data(), dim_panels, seen_groups, LANES, out + r * dim, dim, count, true, prefetch);
     }
+  }
+
+  // Panels and scales of group g of a tile; of its keys, those in [low, high) belong to the unit.
+  void read_group(const Unit& unit, long tile, long g, long low, long high, Rows<T>& u, const T*& keys,
+                  Scales& scales) const {
+    long key = tile + g * LANES, size = LANES * a.head_dim, at = base(unit, key);
+    bool edge = key < low || key + LANES > high;
+    T *key_copy = &u.key_tile[g * size], *copy = &u.value_tile[g * size];
+    const T* values = copy;
+    if constexpr (Cache<T, S>::rounded) {
+      for (long i = 0; i < size; i += LANES) {
+        store_floats(key_copy + i, convert<v16f>(convert<v16i>(load<v16b>(cache.k + at + i))));
+        store_floats(copy + i, convert<v16f>(convert<v16i>(load<v16b>(cache.v + at + i))));
+      }
+      keys = key_copy;
+      scales.key[g] = load<v16f>(cache.scales(cache.k + at));
+      scales.value[g] = load<v16f>(cache.scales(cache.v + at));
+      if (edge) scales.value[g] = select(in_range(low - key, high - key), scales.value[g], v16f{});  // see visible()
+    } else {
+      keys = (const T*)(cache.k + at);
+      values = (const T*)(cache.v + at);
+      if (edge) values = visible(values, low - key, high - key, copy);
+    }
+    for (long p = 0; p < a.head_dim / LANES; p++) u.values[g * (a.head_dim / LANES) + p] = values + p * LANES * LANES;
   }
 
   // A copy of a group of values without what lies outside [low, high) and other requests left behind: 0 * NaN is NaN.
@@ -308,34 +323,44 @@ struct Run {
   }
 };
 
-template <class T>
-static void attention(const Attention& a, T* k_cache, T* v_cache, const T* q, const T* k, const T* v, T* out,
-                      const Scores& scores) {
-  Cache<T> cache{k_cache, v_cache, a.num_kv_heads, a.head_dim, a.block_size};
-  Run<T> run{a, cache, scores, q, out};
-#pragma omp parallel num_threads(a.num_threads)
-  {
-    int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    for (long t = a.num_tokens * thread / threads; t < a.num_tokens * (thread + 1) / threads; t++)
-      for (long h = 0; h < a.num_kv_heads && a.slot_mapping[t] >= 0; h++)
-        cache.write(a.slot_mapping[t], h, k + (t * a.num_kv_heads + h) * a.head_dim,
-                    v + (t * a.num_kv_heads + h) * a.head_dim);
+template <class T, class S>
+static void attend(const Run<T, S>& run, const T* k, const T* v, int thread, int threads) {
+  const Attention& a = run.a;
+  for (long t = a.num_tokens * thread / threads; t < a.num_tokens * (thread + 1) / threads; t++)
+    for (long h = 0; h < a.num_kv_heads && a.slot_mapping[t] >= 0; h++)
+      run.cache.write(a.slot_mapping[t], h, k + (t * a.num_kv_heads + h) * a.head_dim,
+                      v + (t * a.num_kv_heads + h) * a.head_dim);
 #pragma omp barrier
-    static thread_local Rows<T> rows;
-    for (int share = thread; share < a.num_threads; share += threads) run.attend(share, rows);
-    if (a.num_merges > 0) {
+  static thread_local Rows<T> rows;
+  for (int share = thread; share < a.num_threads; share += threads) run.attend(share, rows);
+  if (a.num_merges > 0) {
 #pragma omp barrier
-      for (long i = thread; i < a.num_merges; i += threads) run.merge(a.units[a.merges[i]], rows);
-    }
+    for (long i = thread; i < a.num_merges; i += threads) run.merge(a.units[a.merges[i]], rows);
   }
 }
 
-extern "C" {
-#define EXPORT(NAME, T)                                                                                          \
-  void attention_##NAME(const Attention* a, T* k_cache, T* v_cache, const T* q, const T* k, const T* v, T* out,  \
-                        float scale, float softcap, long window) {                                               \
-    attention<T>(*a, k_cache, v_cache, q, k, v, out, {scale, softcap, window});                                  \
+template <class T>
+void attend(const Attention& a, char* k_cache, char* v_cache, const T* q, const T* k, const T* v, T* out,
+            const Scores& scores, int thread, int threads) {
+  auto run = [&](auto stored) {
+    Cache<T, decltype(stored)> cache{k_cache, v_cache, a.num_kv_heads, a.head_dim, a.block_size};
+    attend(Run<T, decltype(stored)>{a, cache, scores, q, out}, k, v, thread, threads);
+  };
+  a.rounded_cache ? run(int8_t{}) : run(T{});
+}
+
+template <class T>
+static void attention(const Attention& a, char* k_cache, char* v_cache, const T* q, const T* k, const T* v, T* out,
+                      const Scores& scores) {
+#pragma omp parallel num_threads(a.num_threads)
+  attend(a, k_cache, v_cache, q, k, v, out, scores, omp_get_thread_num(), omp_get_num_threads());
+}
+
+#define EXPORT(NAME, T)                                                                                               \
+  template void attend(const Attention&, char*, char*, const T*, const T*, const T*, T*, const Scores&, int, int);    \
+  extern "C" void attention_##NAME(const Attention* a, char* k_cache, char* v_cache, const T* q, const T* k,          \
+                                   const T* v, T* out, float scale, float softcap, long window) {                     \
+    attention<T>(*a, k_cache, v_cache, q, k, v, out, {scale, softcap, window});                                       \
   }
 EXPORT(float32, float)
 EXPORT(bfloat16, bf16)
-}

@@ -1,9 +1,11 @@
-// The three operations of a decoder layer and the logits, each one parallel region. Twin: engine/kernels/torch_ops.py.
+// What comes before and after attention in a decoder layer, all layers in one parallel region, and the logits. Twin:
+// engine/kernels/torch_ops.py.
 //
 // Few rows: threads share the panels of each product, with a barrier between the stages.
 // Many rows: each thread takes its rows through all stages.
 #include <omp.h>
 
+#include "attention.h"
 #include "quantised.h"
 
 extern "C" {
@@ -19,6 +21,20 @@ struct LayerWeights {  // likewise
   int num_threads;
   const float *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: [head_dim] or null
   Linear qkv, output, gate_up, down;  // gate_up: a panel of gate, then the same of up; its bias likewise
+};
+struct Scratch {  // for the rows of a step, overwritten by each layer; likewise
+  void* normed;
+  float* qkv;
+  void* activation;
+  char* rounded;
+  void *q, *k, *v;
+};
+struct Layer {  // likewise
+  const LayerWeights* weights;
+  const Attention* attention;
+  char *k_cache, *v_cache;
+  float scale, softcap;
+  long window;
 };
 }
 
@@ -116,61 +132,93 @@ static void heads(const LayerWeights& w, float* row, const float* cos_sin, T* q,
     if (!is_v && norm) rms_norm(x, norm, x, d, w.eps);
     if (!is_v) rotate(x, cos_sin, w.rotary_dim);
     T* to = is_q ? q + h * d : is_v ? v + (h - w.num_heads - w.num_kv_heads) * d : k + (h - w.num_heads) * d;
-    for (long i = 0; i < d; i++) from_float(to + i, x[i]);
+    long i = 0;
+    for (; i + LANES <= d; i += LANES) store_floats(to + i, load<v16f>(x + i));
+    for (; i < d; i++) from_float(to + i, x[i]);
   }
 }
 
 template <class T>
-static void attention_input(const LayerWeights& w, const float* hidden, const float* cos_sin, T* normed, float* qkv,
-                            char* scratch, T* q, T* k, T* v, long rows) {
+static void attention_input(const Share& share, const LayerWeights& w, const Scratch& scratch, const float* hidden,
+                            const float* cos_sin) {
   long kd = w.num_kv_heads * w.head_dim, qd = w.num_heads * w.head_dim;
   long ld = round_up(w.hidden_size, 2), ldy = round_up(w.qkv.n, LANES);
-#pragma omp parallel num_threads(w.num_threads)
-  {
-    Share share(rows, omp_get_thread_num(), omp_get_num_threads());
-    for (long r = share.row0; r < share.row1; r++)
-      rms_norm(hidden + r * w.hidden_size, w.input_norm, normed + r * ld, w.hidden_size, w.eps);
-    share.barrier();
-    share.product(normed, ld, w.qkv, 1, rounded_rows(w, scratch), (const T*)nullptr,
-                  [&](long r, long first, long columns, const float* values) {
-                    std::memcpy(qkv + r * ldy + first, values, columns * sizeof(float));
-                  });
-    share.barrier();
-    for (long r = share.row0; r < share.row1; r++)
-      heads(w, qkv + r * ldy, cos_sin + r * w.rotary_dim, q + r * qd, k + r * kd, v + r * kd);
-  }
+  T *normed = (T*)scratch.normed, *q = (T*)scratch.q, *k = (T*)scratch.k, *v = (T*)scratch.v;
+  for (long r = share.row0; r < share.row1; r++)
+    rms_norm(hidden + r * w.hidden_size, w.input_norm, normed + r * ld, w.hidden_size, w.eps);
+  share.barrier();
+  share.product(normed, ld, w.qkv, 1, rounded_rows(w, scratch.rounded), (const T*)nullptr,
+                [&](long r, long first, long columns, const float* values) {
+                  std::memcpy(scratch.qkv + r * ldy + first, values, columns * sizeof(float));
+                });
+  share.barrier();
+  for (long r = share.row0; r < share.row1; r++)
+    heads(w, scratch.qkv + r * ldy, cos_sin + r * w.rotary_dim, q + r * qd, k + r * kd, v + r * kd);
 }
 
 template <class T>
-static void attention_output(const LayerWeights& w, float* hidden, const T* attention, T* normed, T* activation,
-                             char* scratch, long rows) {
+static void attention_output(const Share& share, const LayerWeights& w, const Scratch& scratch, float* hidden,
+                             const T* attention) {
   long h = w.hidden_size, qd = w.num_heads * w.head_dim;
   long ld = round_up(h, 2), ldi = round_up(w.intermediate_size, LANES);
+  T *normed = (T*)scratch.normed, *activation = (T*)scratch.activation;
   const float* bias = w.gate_up.bias;
+  share.product(attention, qd, w.output, 1, rounded_rows(w, scratch.rounded), share.start_of<T>(w.gate_up, 2),
+                [&](long r, long first, long columns, const float* values) {
+                  add_to<T>(hidden + r * h, values, w.output.bias, first, columns, h);
+                });
+  share.barrier();
+  for (long r = share.row0; r < share.row1; r++)
+    rms_norm(hidden + r * h, w.post_norm, normed + r * ld, h, w.eps);
+  share.barrier();
+  share.product(normed, ld, w.gate_up, 2, rounded_rows(w, scratch.rounded), share.start_of<T>(w.down, 1),
+                [&](long r, long first, long columns, const float* values) {
+                  for (long c = 0; c < columns; c += 2 * LANES) {
+                    v16f gate = load<v16f>(values + c), up = load<v16f>(values + c + LANES);
+                    if (bias) gate += load<v16f>(bias + first + c), up += load<v16f>(bias + first + c + LANES);
+                    store_floats(activation + r * ldi + (first + c) / 2, silu(gate) * up);
+                  }
+                });
+  share.barrier();
+  share.product(activation, ldi, w.down, 1, rounded_rows(w, scratch.rounded), (const T*)nullptr,
+                [&](long r, long first, long columns, const float* values) {
+                  add_to<T>(hidden + r * h, values, w.down.bias, first, columns, h);
+                });
+}
+
+// Rows at `wanted`, ascending, moved to the front.
+template <class V>
+static void keep_rows(V* x, long row_size, const int64_t* wanted, long count) {
+  for (long i = 0; i < count; i++) std::memmove(x + i * row_size, x + wanted[i] * row_size, row_size * sizeof(V));
+}
+
+// hidden [rows, hidden_size] -> after all layers, the `wanted` rows of it at its front. The last layer computes no others
+// behind its attention.
+template <class T>
+static void run_layers(const Layer* layers, long num_layers, const Scratch& scratch, float* hidden, const float* cos_sin,
+                       T* attention, long rows, const int64_t* wanted, long num_wanted) {
+  const LayerWeights& w = *layers->weights;
 #pragma omp parallel num_threads(w.num_threads)
   {
-    Share share(rows, omp_get_thread_num(), omp_get_num_threads());
-    share.product(attention, qd, w.output, 1, rounded_rows(w, scratch), share.start_of<T>(w.gate_up, 2),
-                  [&](long r, long first, long columns, const float* values) {
-                    add_to<T>(hidden + r * h, values, w.output.bias, first, columns, h);
-                  });
-    share.barrier();
-    for (long r = share.row0; r < share.row1; r++)
-      rms_norm(hidden + r * h, w.post_norm, normed + r * ld, h, w.eps);
-    share.barrier();
-    share.product(normed, ld, w.gate_up, 2, rounded_rows(w, scratch), share.start_of<T>(w.down, 1),
-                  [&](long r, long first, long columns, const float* values) {
-                    for (long c = 0; c < columns; c += 2 * LANES) {
-                      v16f gate = load<v16f>(values + c), up = load<v16f>(values + c + LANES);
-                      if (bias) gate += load<v16f>(bias + first + c), up += load<v16f>(bias + first + c + LANES);
-                      store_floats(activation + r * ldi + (first + c) / 2, silu(gate) * up);
-                    }
-                  });
-    share.barrier();
-    share.product(activation, ldi, w.down, 1, rounded_rows(w, scratch), (const T*)nullptr,
-                  [&](long r, long first, long columns, const float* values) {
-                    add_to<T>(hidden + r * h, values, w.down.bias, first, columns, h);
-                  });
+    int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    Share share(rows, thread, threads);
+    for (const Layer* layer = layers; layer < layers + num_layers; layer++) {
+      attention_input<T>(share, *layer->weights, scratch, hidden, cos_sin);
+#pragma omp barrier
+      attend(*layer->attention, layer->k_cache, layer->v_cache, (const T*)scratch.q, (const T*)scratch.k,
+             (const T*)scratch.v, attention, {layer->scale, layer->softcap, layer->window}, thread, threads);
+#pragma omp barrier
+      if (layer + 1 == layers + num_layers) {
+#pragma omp single
+        {
+          keep_rows(hidden, w.hidden_size, wanted, num_wanted);
+          keep_rows(attention, w.num_heads * w.head_dim, wanted, num_wanted);
+        }
+        share = Share(num_wanted, thread, threads);
+      }
+      attention_output(share, *layer->weights, scratch, hidden, attention);
+#pragma omp barrier
+    }
   }
 }
 
@@ -232,13 +280,19 @@ void pack_quantised(const uint8_t* q, const uint16_t* scale, const uint16_t* min
   pack_quantised_panels(q, scale, minimum, out, out_scale, out_minimum, n, k, bits, threads);
 }
 #define EXPORT(NAME, T)                                                                                             \
-  void attention_input_##NAME(const LayerWeights* w, const float* hidden, const float* cos_sin, T* normed,          \
-                              float* qkv, char* scratch, T* q, T* k, T* v, long rows) {                             \
-    attention_input<T>(*w, hidden, cos_sin, normed, qkv, scratch, q, k, v, rows);                                   \
+  void attention_input_##NAME(const LayerWeights* w, const Scratch* scratch, const float* hidden,                   \
+                              const float* cos_sin, long rows) {                                                    \
+    _Pragma("omp parallel num_threads(w->num_threads)")                                                             \
+    attention_input<T>({rows, omp_get_thread_num(), omp_get_num_threads()}, *w, *scratch, hidden, cos_sin);         \
   }                                                                                                                 \
-  void attention_output_##NAME(const LayerWeights* w, float* hidden, const T* attention, T* normed, T* activation,  \
-                               char* scratch, long rows) {                                                          \
-    attention_output<T>(*w, hidden, attention, normed, activation, scratch, rows);                                  \
+  void attention_output_##NAME(const LayerWeights* w, const Scratch* scratch, float* hidden, const T* attention,    \
+                               long rows) {                                                                         \
+    _Pragma("omp parallel num_threads(w->num_threads)")                                                             \
+    attention_output<T>({rows, omp_get_thread_num(), omp_get_num_threads()}, *w, *scratch, hidden, attention);      \
+  }                                                                                                                 \
+  void layers_##NAME(const Layer* layers, long num_layers, const Scratch* scratch, float* hidden,                   \
+                     const float* cos_sin, T* attention, long rows, const int64_t* wanted, long num_wanted) {       \
+    run_layers<T>(layers, num_layers, *scratch, hidden, cos_sin, attention, rows, wanted, num_wanted);              \
   }                                                                                                                 \
   void logits_##NAME(const float* hidden, const float* norm, const Linear* head, T* normed, char* scratch,          \
                      float* out, long rows, long hidden_size, float eps, int threads) {                             \

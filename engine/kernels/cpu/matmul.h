@@ -50,8 +50,8 @@ struct Prefetch {
   int lines_at_once;
   long offset = 0;
 
-  void step() {
-    for (int i = 0; i < lines_at_once && num_regions > 0; i++) {
+  void step(int times = 1) {
+    for (int i = 0; i < lines_at_once * times && num_regions > 0; i++) {
       __builtin_prefetch((const char*)*regions + offset, 0, 2);
       offset += 64;
       if (offset >= bytes) offset = 0, regions++, num_regions--;

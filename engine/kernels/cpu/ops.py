@@ -1,4 +1,4 @@
-"""`Ops` by the C++ kernels: three calls per layer, one parallel region each. Float32 or bfloat16 weights.
+"""`Ops` by the C++ kernels: one call and one parallel region for all layers. Float32 or bfloat16 weights.
 
 The residual stream is float32 whatever the weights are. Sums run in a fixed order, so a token's result does not
 depend on which other tokens are in the step.
@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.kernels.ops import LayerWeights, TokenChoice
+from engine.attention.cpu import CPUAttention
+from engine.attention.metadata import AttentionBackend, KVCache
+from engine.kernels.ops import LayerWeights, TokenChoice, each_layer
 from engine.kernels.quantised import QuantisedWeight
 
 from .build import load_library
@@ -43,7 +45,7 @@ class _Linear(ctypes.Structure):
     )
 
 
-class _Layer(ctypes.Structure):
+class _LayerWeights(ctypes.Structure):
     """`LayerWeights` of layer.cpp."""
 
     _fields_ = (
@@ -53,6 +55,21 @@ class _Layer(ctypes.Structure):
         ("num_threads", INT),
         *((name, POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
         *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
+    )
+
+
+class _Scratch(ctypes.Structure):
+    """`Scratch` of layer.cpp."""
+
+    _fields_ = tuple((name, POINTER) for name in ("normed", "qkv", "activation", "rounded", "q", "k", "v"))
+
+
+class _Layer(ctypes.Structure):
+    """`Layer` of layer.cpp."""
+
+    _fields_ = (
+        *((name, POINTER) for name in ("weights", "attention", "k_cache", "v_cache")),
+        *(("scale", FLOAT), ("softcap", FLOAT), ("window", LONG)),
     )
 
 
@@ -72,16 +89,11 @@ class _BoundLayer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Views:
-    """Scratch for a step of some number of tokens; each layer overwrites it."""
+class _Layers:
+    """The layers' weights together with the cache that they use."""
 
-    normed: Tensor
-    qkv: Tensor
-    activation: Tensor
-    rounded: Tensor
-    q: Tensor
-    k: Tensor
-    v: Tensor
+    cache: KVCache
+    array: ctypes.Array[_Layer]
 
 
 class CPUOps:
@@ -95,8 +107,8 @@ class CPUOps:
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.norm_eps, self.dtype = norm_eps, dtype
         self.num_threads = torch.get_num_threads()
-        self.capacity = 0
-        self.views: dict[int, _Views] = {}
+        self.scratch, self.buffers = _Scratch(), [torch.empty(0, 0)]
+        self.bound: _Layers | None = None
         self.logits_buffer = torch.empty(0, 0)
         library, name = load_library(), str(dtype).removeprefix("torch.")
         self._pack = getattr(library, f"pack_{name}")
@@ -104,9 +116,11 @@ class CPUOps:
         self._pack_quantised = library.pack_quantised
         self._pack_quantised.argtypes = [POINTER] * 6 + [LONG, LONG, INT, INT]
         self._attention_input = getattr(library, f"attention_input_{name}")
-        self._attention_input.argtypes = [POINTER] * 9 + [LONG]
+        self._attention_input.argtypes = [POINTER] * 4 + [LONG]
         self._attention_output = getattr(library, f"attention_output_{name}")
-        self._attention_output.argtypes = [POINTER] * 6 + [LONG]
+        self._attention_output.argtypes = [POINTER] * 4 + [LONG]
+        self._run_layers = getattr(library, f"layers_{name}")
+        self._run_layers.argtypes = [POINTER, LONG] + [POINTER] * 4 + [LONG, POINTER, LONG]
         self._logits = getattr(library, f"logits_{name}")
         self._logits.argtypes = [POINTER, POINTER, ctypes.POINTER(_Linear)] + [POINTER] * 3 + [LONG, LONG, FLOAT, INT]
         self._sample = library.sample
@@ -157,7 +171,7 @@ class CPUOps:
             None if norm is None else norm.float().contiguous()
             for norm in (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
         ]
-        struct = _Layer(
+        struct = _LayerWeights(
             *(len(layer.input_norm), layer.gate_up.rows // 2, self.num_heads, self.num_kv_heads),
             *(self.head_dim, self.head_dim, self.norm_eps, self.num_threads),
             *(_address(norm) for norm in norms),
@@ -169,21 +183,30 @@ class CPUOps:
         return F.embedding(token_ids, table).float()
 
     def attention_input(self, hidden: Tensor, layer: _BoundLayer, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        views = self._scratch(hidden, layer)
-        q, k, v = views.q, views.k, views.v
-        self._attention_input(
-            *(layer.address, hidden.data_ptr(), cos_sin.data_ptr(), views.normed.data_ptr(), views.qkv.data_ptr()),
-            *(views.rounded.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), len(hidden)),
-        )
+        num_tokens, scratch = len(hidden), self._scratch(len(hidden), layer)
+        self._attention_input(layer.address, scratch, hidden.data_ptr(), cos_sin.data_ptr(), num_tokens)
+        q, k, v = (buffer[:num_tokens].view(num_tokens, -1, self.head_dim) for buffer in self.buffers[-3:])
         return q, k, v
 
     def attention_output(self, hidden: Tensor, attention: Tensor, layer: _BoundLayer) -> Tensor:
-        views = self._scratch(hidden, layer)
-        self._attention_output(
-            *(layer.address, hidden.data_ptr(), attention.data_ptr()),
-            *(views.normed.data_ptr(), views.activation.data_ptr(), views.rounded.data_ptr(), len(hidden)),
-        )
+        scratch = self._scratch(len(hidden), layer)
+        self._attention_output(layer.address, scratch, hidden.data_ptr(), attention.data_ptr(), len(hidden))
         return hidden
+
+    def run_layers(
+        self, hidden: Tensor, layers: list[_BoundLayer], cos_sin: Tensor, wanted: Tensor, backend: AttentionBackend
+    ) -> Tensor:
+        if not isinstance(backend, CPUAttention):
+            return each_layer(self, hidden, layers, cos_sin, wanted, backend)
+        if self.bound is None or self.bound.cache is not backend.cache:
+            calls = (_Layer(layer.address, *backend.layer_arguments(index)) for index, layer in enumerate(layers))
+            self.bound = _Layers(backend.cache, (_Layer * len(layers))(*calls))
+        self._run_layers(
+            *(self.bound.array, len(layers), self._scratch(len(hidden), layers[0])),
+            *(hidden.data_ptr(), cos_sin.data_ptr(), backend.step_out.data_ptr(), len(hidden)),
+            *(wanted.data_ptr(), len(wanted)),
+        )
+        return hidden[: len(wanted)]
 
     def logits(self, hidden: Tensor, norm_weight: Tensor, head: CPULinear) -> Tensor:
         rows = len(hidden)
@@ -207,31 +230,21 @@ class CPUOps:
         self._sample(_Sampling(logits.data_ptr(), rows, vocab, *addresses, self.num_threads))
         return token_ids, highest
 
-    def _scratch(self, hidden: Tensor, layer: _BoundLayer) -> _Views:
-        num_tokens = len(hidden)
-        if num_tokens not in self.views:
-            self._make_views(num_tokens, _Layer.from_address(layer.address))
-        return self.views[num_tokens]
-
-    def _make_views(self, num_tokens: int, layer: _Layer) -> None:
-        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
-        widths = (
-            _round_up(layer.hidden_size, 2),
-            _round_up(sum(heads) * self.head_dim, LANES),
-            _round_up(layer.intermediate_size, LANES),
-            _rounded_bytes(max(layer.hidden_size, layer.output.k, layer.down.k)),
-            *(count * self.head_dim for count in heads),
-        )
-        if num_tokens > self.capacity:
-            self.capacity = num_tokens
-            self.views.clear()
-            dtypes = (self.dtype, torch.float32, self.dtype, torch.uint8, *[self.dtype] * 3)
-            self.buffers = [
-                torch.zeros(num_tokens, width, dtype=dtype) for width, dtype in zip(widths, dtypes, strict=True)
-            ]
-        normed, qkv, activation, rounded, *qkv_heads = (buffer[:num_tokens] for buffer in self.buffers)
-        q, k, v = (x.view(num_tokens, -1, self.head_dim) for x in qkv_heads)
-        self.views[num_tokens] = _Views(normed, qkv, activation, rounded, q, k, v)
+    def _scratch(self, num_tokens: int, layer: _BoundLayer) -> int:
+        """Address of buffers for so many tokens; each layer overwrites them."""
+        if num_tokens > len(self.buffers[0]):
+            weights = _LayerWeights.from_address(layer.address)
+            heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+            widths = (
+                (_round_up(weights.hidden_size, 2), self.dtype),  # normed
+                (_round_up(sum(heads) * self.head_dim, LANES), torch.float32),  # qkv
+                (_round_up(weights.intermediate_size, LANES), self.dtype),  # activation
+                (_rounded_bytes(max(weights.hidden_size, weights.output.k, weights.down.k)), torch.uint8),  # rounded
+                *((count * self.head_dim, self.dtype) for count in heads),  # q, k, v
+            )
+            self.buffers = [torch.zeros(num_tokens, width, dtype=dtype) for width, dtype in widths]
+            self.scratch = _Scratch(*(buffer.data_ptr() for buffer in self.buffers))
+        return ctypes.addressof(self.scratch)
 
 
 def _interleave(gate_up: Tensor) -> Tensor:

@@ -87,15 +87,21 @@ static void quantised_tile(const QuantisedRows& x, long row, const uint8_t* q, c
   long groups = x.k / GROUP, panel_bytes = x.k * LANES * BITS / 8, panel_scales = groups * LANES, ldx = x.row_bytes;
   const int8_t* xq = x.q(row);
   const char *x_scale = (const char*)x.scale(row), *x_sum = (const char*)x.sum(row), *scaled = (const char*)x.scaled_sum(row);
-  Prefetch prefetch = shared_prefetch;
+  // With many rows the state of the prefetch would take the registers of the sums: it stays in memory, and is seldom used.
+  constexpr bool many = M > 3;
+  Prefetch own_prefetch = shared_prefetch, &prefetch = many ? shared_prefetch : own_prefetch;
   vf acc[M][P * PARTS] = {};
   for (long g = 0; g < groups; g++, xq += GROUP) {
+    if (many) prefetch.step(BITS);
     vi sum[M][P * PARTS];
+#pragma GCC unroll 8
     for (int m = 0; m < M; m++) {
       vi start = {};
       if (SYMMETRIC) start -= (int32_t)(load<uint32_t>(x_sum + m * ldx + g * sizeof(float)) << (BITS - 1));
+#pragma GCC unroll 8
       for (int p = 0; p < P * PARTS; p++) sum[m][p] = start;
     }
+#pragma GCC unroll 8
     for (long j = 0; j < BITS; j++, q += 64) {
       vu w[P * PARTS], high[P * PARTS];
 #pragma GCC unroll 8
@@ -103,7 +109,7 @@ static void quantised_tile(const QuantisedRows& x, long row, const uint8_t* q, c
         w[p] = load<vu>(q + p / PARTS * panel_bytes + p % PARTS * sizeof(vu));
         if (BITS == 4) high[p] = w[p] >> 4 & 0x0f0f0f0fu, w[p] &= 0x0f0f0f0fu;
       }
-      prefetch.step();
+      if (!many) prefetch.step();
 #pragma GCC unroll 8
       for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
@@ -124,9 +130,11 @@ static void quantised_tile(const QuantisedRows& x, long row, const uint8_t* q, c
       }
     }
   }
+#pragma GCC unroll 8
   for (int m = 0; m < M; m++)
+#pragma GCC unroll 8
     for (int p = 0; p < P * PARTS; p++) store(y + m * ldy + p * WIDTH, acc[m][p]);
-  shared_prefetch = prefetch;
+  if (!many) shared_prefetch = own_prefetch;
 }
 
 using QuantisedTile = void (*)(const QuantisedRows&, long, const uint8_t*, const uint16_t*, const uint16_t*, float*, long,
