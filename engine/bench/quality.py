@@ -36,7 +36,8 @@ def measure(config: EngineConfig, *, text: str, window: int) -> dict[str, Any]:
     pieces = [piece for piece in token_ids.split(window) if len(piece) > 1]
     if not pieces:
         raise UsageError("the text and the window have to hold two tokens at least")
-    exact = load_model(msgspec.structs.replace(config, dtype="float32", quantization="none"), checkpoint)
+    plain = msgspec.structs.replace(config, dtype="float32", quantization="none", kv_cache_dtype="auto")
+    exact = load_model(plain, checkpoint)
     served = load_model(config, checkpoint)
     for model in (exact, served):
         model.backend.allocate(1 + -(-window // config.block_size))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from configs.errors import UsageError
 from configs.sampling import SamplingParams
 from tests.engine.core_runs import add, finish, make_core, random_prompts, token_ids
 from tests.engine.tiny_models import write_tiny
@@ -62,6 +63,23 @@ def test_mates_that_sample_change_nothing(core, alone):
 def test_chunked_equals_whole(folder, alone, chunk, block_size):
     core = make_core(folder, max_num_batched_tokens=chunk, block_size=block_size, max_num_seqs=min(chunk, 8))
     assert token_ids(core, PROMPTS, GREEDY) == alone
+
+
+def test_a_rounded_cache_changes_nothing_with_mates_chunks_or_preemption(folder):
+    """8-bit keys and values: other tokens than in float32, but the same in every way of computing them."""
+    rounded = {"kv_cache_dtype": "int8", "attention_backend": "cpu"}
+    core = make_core(folder, **rounded, enable_prefix_caching=False)
+    alone = [token_ids(core, [prompt], GREEDY)[0] for prompt in PROMPTS]
+    assert token_ids(core, PROMPTS, GREEDY) == alone
+    for settings in ({"max_num_batched_tokens": 17}, {"kv_cache_tokens": 256}):
+        other = make_core(folder, **rounded, max_num_seqs=8, **settings)
+        assert token_ids(other, PROMPTS, GREEDY) == alone
+        assert token_ids(other, PROMPTS, GREEDY) == alone  # from the prefix cache
+
+
+def test_a_rounded_cache_needs_a_backend_that_has_one(folder):
+    with pytest.raises(UsageError, match="torch_reference cannot be used: keeps no int8 cache"):
+        make_core(folder, kv_cache_dtype="int8", attention_backend="torch_reference")
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33, 47, 48, 49])

@@ -60,6 +60,13 @@ def test_steps_equal_paged_runs(tiny):
     torch.testing.assert_close(logits, expected[-1:].expand(2, -1), rtol=0, atol=1e-4)
 
 
+def test_a_rounded_cache_is_compared_with_an_exact_one(tiny):
+    report = quality.measure(config_for(tiny[0], dtype="float32", kv_cache_dtype="int8"), text=TEXT, window=64)
+    exact = quality.measure(config_for(tiny[0], dtype="float32"), text=TEXT, window=64)
+    assert report["perplexity_float32"] == exact["perplexity_float32"]
+    assert 0 < report["kl_divergence"] < 0.01
+
+
 def test_float32_equals_itself_and_transformers(tiny):
     folder, oracle = tiny
     report = quality.measure(config_for(folder, dtype="float32"), text=TEXT, window=64)
