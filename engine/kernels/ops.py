@@ -65,7 +65,10 @@ class Ops(Protocol):
         """The layer in the form that the two operations below take; called once, when all is loaded."""
         ...
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
+    embeds_from_head: ClassVar[bool]
+    """Whether a tied head can be the `table` of `embed`, so that its weights are kept once."""
+
+    def embed(self, token_ids: Tensor, table: Any) -> Tensor:
         """Rows of `table` [vocab_size, hidden_size] -> hidden [num_tokens, hidden_size]; later calls may reuse it."""
         ...
 

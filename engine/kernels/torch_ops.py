@@ -45,6 +45,7 @@ class TorchOps:
     """See `Ops` for shapes. Norms, rotary embedding and softmax are computed in float32."""
 
     packs_quantised: ClassVar[bool] = False
+    embeds_from_head: ClassVar[bool] = False
 
     def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float) -> None:
         self.heads = (num_heads, num_kv_heads, num_kv_heads)

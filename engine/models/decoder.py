@@ -19,7 +19,7 @@ from .rope import RotaryEmbedding
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    embed: Tensor  # [vocab_size, hidden_size]
+    embed: Any  # [vocab_size, hidden_size], or the head where `Ops.embeds_from_head` and both are tied
     layers: list[LayerWeights]
     final_norm: Tensor  # [hidden_size]
     head: Any  # Linear: hidden_size -> vocab_size
@@ -34,11 +34,11 @@ class Decoder:
         self.ops = ops
         self.weights = weights
         self.layers = [ops.bind(layer) for layer in weights.layers]
-        self.rotary = RotaryEmbedding(config, weights.embed.device)
+        self.rotary = RotaryEmbedding(config, weights.final_norm.device)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.weights.embed.dtype
+        return self.weights.final_norm.dtype
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, rope_lengths: Tensor, wanted: Tensor, backend: AttentionBackend

@@ -29,10 +29,13 @@ def load_decoder(
 ) -> Decoder:
     """Raises CheckpointError, before anything is read, when a tensor is missing, superfluous or of another shape."""
     config = checkpoint.config
-    wanted = list(modules(config))
+    embed_is_head = config.tie_word_embeddings and ops.embeds_from_head
+    wanted = list(modules(config, embed_is_head=embed_is_head))
     shapes = {name: shape for module in wanted for name, shape in module.tensors()}
     _check(checkpoint, shapes)
     loaded = _load_all(checkpoint, ops, wanted, precision, dtype, torch.device(device))
+    if embed_is_head:
+        loaded[None]["embed"] = loaded[None]["head"]
     layers = [LayerWeights(**{"q_norm": None, "k_norm": None} | loaded[layer]) for layer in range(config.num_layers)]
     num_parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
     return Decoder(config, ops, DecoderWeights(layers=layers, num_parameters=num_parameters, **loaded[None]))

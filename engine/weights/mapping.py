@@ -29,10 +29,11 @@ class Module:
                 yield f"{name}.bias", shape[:1]
 
 
-def modules(config: ModelConfig) -> Iterator[Module]:
-    """Every parameter of the network; a tied head is made from what the embedding is made from."""
+def modules(config: ModelConfig, *, embed_is_head: bool = False) -> Iterator[Module]:
+    """Every parameter of the network; a tied head is made from what the embedding is made from, or is the embedding."""
     vocabulary = (config.vocab_size, config.hidden_size)
-    yield Module("embed", None, {EMBED: vocabulary}, is_linear=False)
+    if not embed_is_head:
+        yield Module("embed", None, {EMBED: vocabulary}, is_linear=False)
     yield Module("final_norm", None, {FINAL_NORM: (config.hidden_size,)}, is_linear=False)
     yield Module("head", None, {EMBED if config.tie_word_embeddings else HEAD: vocabulary}, is_linear=True)
     for layer in range(config.num_layers):

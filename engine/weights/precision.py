@@ -7,7 +7,7 @@
     int4      as stored if that is 4 bits, else 4 bits      4 bits
 
 Under int4 the head gets 8 bits. Floats stay where rows are not whole groups of 32 and where one part of a fused layer
-has to stay. Embedding tables and norms are always floats.
+has to stay. Norms are always floats, and embedding tables unless they are the tied head (`Ops.embeds_from_head`).
 """
 
 from dataclasses import dataclass

@@ -85,6 +85,14 @@ def test_layer_operations_equal_their_torch_twins(shape, bias, qk_norm, num_toke
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tied_head_embeds_as_a_table_does(dtype):
+    reference, ops = both_ops((72, 100, 3, 1, 18), dtype)
+    table, token_ids = torch.randn(37, 71).to(dtype), torch.tensor([36, 0, 5, 5, 16, 15])
+    head = ops.pack("head", table, None)
+    assert torch.equal(ops.embed(token_ids, head), reference.embed(token_ids, table).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "vocab"), [(0, 40), (1, 50), (3, 16), (30, 129)])
 def test_logits_equal_their_torch_twin(rows, vocab, dtype):
     reference, ops = both_ops((72, 100, 3, 1, 18), dtype)

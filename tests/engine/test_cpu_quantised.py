@@ -55,6 +55,16 @@ def make_layer(ops: CPUOps, bits: int) -> tuple[dict[str, torch.Tensor], object]
     return {name: weight.dequantise() for name, weight in weights.items()}, ops.bind(layer)
 
 
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_quantised_head_embeds_what_it_stands_for(bits: int, symmetric: bool) -> None:
+    weight, ops = random_weight(bits, VOCAB, HIDDEN, seed=0 if symmetric else 1), make_ops(torch.float32)
+    head = ops.pack_quantised("head", weight, None)
+    assert (head.minimum is None) == symmetric
+    token_ids = torch.tensor([VOCAB - 1, 0, 5, 5, 16, 15])
+    torch.testing.assert_close(ops.embed(token_ids, head), weight.dequantise()[token_ids], rtol=0, atol=1e-6)
+
+
 def assert_near(actual: torch.Tensor, wanted: torch.Tensor) -> None:
     """A value in the middle between two steps may round either way, which moves what it is part of by 1 / 127."""
     assert actual.shape == wanted.shape

@@ -197,14 +197,16 @@ def test_layers_that_stay_floats_work_beside_quantised_ones(tmp_path: Path) -> N
     assert difference(logits(checkpoint, "int8", torch.float32), reference(checkpoint, "int8")) < 0.03
 
 
-def test_embedding_table_and_norms_stay_floats(tmp_path: Path) -> None:
-    checkpoint = open_gguf(tmp_path, Kind.Q4_0, tie_word_embeddings=True)
+@pytest.mark.parametrize("tied", [True, False])
+def test_norms_stay_floats_and_a_tied_head_is_the_embedding(tmp_path: Path, tied: bool) -> None:
+    checkpoint = open_gguf(tmp_path, Kind.Q4_0, tie_word_embeddings=tied)
     weights = load_decoder(
         checkpoint, cpu_ops(checkpoint, torch.bfloat16), torch.bfloat16, precision=Precision("auto")
     ).weights
-    assert weights.embed.dtype == weights.final_norm.dtype == torch.bfloat16
+    assert weights.final_norm.dtype == torch.bfloat16
+    assert (weights.embed is weights.head) == tied
     assert (weights.head.bits, weights.layers[0].qkv.bits) == (4, 4)
-    assert weights.num_parameters == tiny_model(tie_word_embeddings=True).num_parameters()
+    assert weights.num_parameters == tiny_model(tie_word_embeddings=tied).num_parameters()
 
 
 def test_a_missing_tensor_is_named_before_anything_is_quantised(tmp_path: Path) -> None:

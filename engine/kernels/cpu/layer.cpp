@@ -240,6 +240,15 @@ static void logits(const float* hidden, const float* norm, const Linear& head, T
   }
 }
 
+// Row `id` of packed weights, taken out of its lane.
+template <class T>
+static void embed_row(const Linear& w, int64_t id, float* out, long columns) {
+  constexpr long pair = Pair<T>::k;
+  if (w.bits) return QuantisedWeights{(const uint8_t*)w.weight, w.scale, w.minimum, w.n, w.k, (int)w.bits}.read_row(id, out);
+  const T* values = Packed<T>{(const T*)w.weight, w.n, w.k}.panel(id / LANES) + id % LANES * pair;
+  for (long i = 0; i < columns; i++) out[i] = to_float(values[i / pair * pair * LANES + i % pair]);
+}
+
 // weight [n, k] -> panels of padded_k; the output is written whole, padding included
 template <class T>
 static void pack(const T* weight, T* out, long n, long k, long padded_k, int threads) {
@@ -297,6 +306,10 @@ void pack_quantised(const uint8_t* q, const uint16_t* scale, const uint16_t* min
   void logits_##NAME(const float* hidden, const float* norm, const Linear* head, T* normed, char* scratch,          \
                      float* out, long rows, long hidden_size, float eps, int threads) {                             \
     logits<T>(hidden, norm, *head, normed, scratch, out, rows, hidden_size, eps, threads);                          \
+  }                                                                                                                 \
+  void embed_##NAME(const Linear* w, const int64_t* ids, float* out, long rows, long columns, int threads) {        \
+    _Pragma("omp parallel for num_threads(threads) schedule(static)")                                               \
+    for (long r = 0; r < rows; r++) embed_row<T>(*w, ids[r], out + r * columns, columns);                           \
   }                                                                                                                 \
   void pack_##NAME(const T* weight, T* out, long n, long k, long padded_k, int threads) {                           \
     pack<T>(weight, out, n, k, padded_k, threads);                                                                  \

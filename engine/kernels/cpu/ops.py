@@ -32,7 +32,8 @@ class CPULinear(NamedTuple):
     minimum: Tensor | None
     bias: Tensor | None  # float32 [rows], in the packed order
     rows: int
-    columns: int  # padded
+    columns: int
+    padded_columns: int
     bits: int  # 0: float weights
 
 
@@ -100,6 +101,7 @@ class CPUOps:
     """See `Ops` for shapes. `hidden` is float32 and updated in place; the next call overwrites q, k, v and logits."""
 
     packs_quantised: ClassVar[bool] = True
+    embeds_from_head: ClassVar[bool] = True
 
     def __init__(
         self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float, dtype: torch.dtype
@@ -123,6 +125,8 @@ class CPUOps:
         self._run_layers.argtypes = [POINTER, LONG] + [POINTER] * 4 + [LONG, POINTER, LONG]
         self._logits = getattr(library, f"logits_{name}")
         self._logits.argtypes = [POINTER, POINTER, ctypes.POINTER(_Linear)] + [POINTER] * 3 + [LONG, LONG, FLOAT, INT]
+        self._embed = getattr(library, f"embed_{name}")
+        self._embed.argtypes = [ctypes.POINTER(_Linear), POINTER, POINTER, LONG, LONG, INT]
         self._sample = library.sample
         self._sample.argtypes = [ctypes.POINTER(_Sampling)]
 
@@ -137,7 +141,7 @@ class CPUOps:
         data = torch.empty(_round_up(weight.shape[0], LANES) * padded, dtype=self.dtype)
         weight = weight.contiguous()
         self._pack(weight.data_ptr(), data.data_ptr(), weight.shape[0], columns, padded, 1)
-        return CPULinear(data, None, None, None if bias is None else bias.float(), weight.shape[0], padded, 0)
+        return CPULinear(data, None, None, None if bias is None else bias.float(), *weight.shape, padded, 0)
 
     def pack_quantised(self, name: str, weight: QuantisedWeight, bias: Tensor | None) -> CPULinear:
         q, scale, minimum = weight.q, weight.scale, weight.minimum
@@ -160,8 +164,7 @@ class CPUOps:
             packed_scale,
             None if symmetric else packed_minimum,
             None if bias is None else bias.float(),
-            rows,
-            columns,
+            *(rows, columns, columns),
             weight.bits,
         )
 
@@ -179,8 +182,12 @@ class CPUOps:
         )
         return _BoundLayer(ctypes.addressof(struct), (struct, linears, norms))
 
-    def embed(self, token_ids: Tensor, table: Tensor) -> Tensor:
-        return F.embedding(token_ids, table).float()
+    def embed(self, token_ids: Tensor, table: Tensor | CPULinear) -> Tensor:
+        if isinstance(table, Tensor):
+            return F.embedding(token_ids, table).float()
+        out = torch.empty(len(token_ids), table.columns)
+        self._embed(_linear(table), token_ids.data_ptr(), out.data_ptr(), *out.shape, self.num_threads)
+        return out
 
     def attention_input(self, hidden: Tensor, layer: _BoundLayer, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         num_tokens, scratch = len(hidden), self._scratch(len(hidden), layer)
@@ -263,7 +270,7 @@ def _rounded_bytes(columns: int) -> int:
 
 def _linear(linear: CPULinear) -> _Linear:
     addresses = (_address(x) for x in (linear.data, linear.scale, linear.minimum, linear.bias))
-    return _Linear(*addresses, linear.rows, linear.columns, linear.bits)
+    return _Linear(*addresses, linear.rows, linear.padded_columns, linear.bits)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -13,6 +13,11 @@
 
 constexpr long GROUP = 32;
 
+static inline float half_to_float(uint16_t half) {
+  uint32_t sign = (half & 0x8000u) << 16, exponent = half >> 10 & 31, mantissa = half & 1023;
+  float magnitude = exponent ? std::ldexp((float)(mantissa | 1024), (int)exponent - 25) : std::ldexp((float)mantissa, -24);
+  return sign ? -magnitude : magnitude;
+}
 static inline vf load_halves(const uint16_t* p) {
 #if defined(__AVX512F__)
   return (vf)_mm512_cvtph_ps(load<__m256i>(p));
@@ -20,11 +25,7 @@ static inline vf load_halves(const uint16_t* p) {
   return (vf)_mm256_cvtph_ps(load<__m128i>(p));
 #else
   vf v;
-  for (int i = 0; i < WIDTH; i++) {
-    uint32_t sign = (p[i] & 0x8000u) << 16, exponent = p[i] >> 10 & 31, mantissa = p[i] & 1023;
-    float magnitude = exponent ? std::ldexp((float)(mantissa | 1024), (int)exponent - 25) : std::ldexp((float)mantissa, -24);
-    v[i] = sign ? -magnitude : magnitude;
-  }
+  for (int i = 0; i < WIDTH; i++) v[i] = half_to_float(p[i]);
   return v;
 #endif
 }
@@ -163,6 +164,18 @@ struct QuantisedWeights {
   int bits;
   long panels() const { return (n + LANES - 1) / LANES; }
   const uint8_t* panel(long p) const { return q + p * LANES * k * bits / 8; }
+  void read_row(long row, float* out) const {
+    long p = row / LANES, lane = row % LANES;
+    for (long g = 0; g < k / GROUP; g++, out += GROUP) {
+      long at = (p * (k / GROUP) + g) * LANES + lane;
+      float s = half_to_float(scale[at]), low = minimum ? half_to_float(minimum[at]) : -s * (1 << (bits - 1));
+      const uint8_t* quads = panel(p) + (g * bits * LANES + lane) * 4;
+      for (long i = 0; i < GROUP; i++) {
+        int byte = quads[i / 4 % bits * LANES * 4 + i % 4];
+        out[i] = s * (bits == 8 ? byte : i < GROUP / 2 ? byte & 15 : byte >> 4) + low;
+      }
+    }
+  }
 };
 
 // As matmul() of matmul.h.
