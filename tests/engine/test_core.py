@@ -1,5 +1,7 @@
 """The core's own rules: ends, refusals, failures, aborts, what it reports at start."""
 
+import gc
+
 import msgspec
 import numpy as np
 import pytest
@@ -200,3 +202,16 @@ def test_the_context_is_the_extended_one(folder, rope, limit):
     assert max_context(EngineConfig(max_model_len=100), model) == 100
     with pytest.raises(SettingsError, match=str(limit)):
         max_context(EngineConfig(max_model_len=limit + 1), model)
+
+
+def test_nothing_of_a_finished_request_is_kept(folder):
+    """Objects after 200 and after 800 requests that share nothing; the prefix cache is full well before."""
+    core = make_core(folder, kv_cache_tokens=256)
+    counts = []
+    for prompt in random_prompts(800, lengths=(33, 40)):
+        run_one(core, prompt, SamplingParams(temperature=0, max_tokens=2, logprobs=1, seed=1))
+        counts.append(0)
+        if len(counts) in (200, 800):
+            gc.collect()
+            counts[-1] = len(gc.get_objects())
+    assert abs(counts[799] - counts[199]) < 100
