@@ -111,7 +111,7 @@ class CPUOps:
         self.num_threads = torch.get_num_threads()
         self.scratch, self.buffers = _Scratch(), [torch.empty(0, 0)]
         self.bound: _Layers | None = None
-        self.logits_buffer = torch.empty(0, 0)
+        self.logits_buffers = [torch.empty(0, 0)] * 3
         library, name = load_library(), str(dtype).removeprefix("torch.")
         self._pack = getattr(library, f"pack_{name}")
         self._pack.argtypes = [POINTER, POINTER, LONG, LONG, LONG, INT]
@@ -216,18 +216,18 @@ class CPUOps:
         return hidden[: len(wanted)]
 
     def logits(self, hidden: Tensor, norm_weight: Tensor, head: CPULinear) -> Tensor:
-        rows = len(hidden)
-        if len(self.logits_buffer) < rows or self.logits_buffer.shape[1] != head.rows:
-            self.logits_buffer = torch.empty(rows, head.rows)
-        out, hidden, norm_weight = self.logits_buffer[:rows], hidden.contiguous(), norm_weight.float()
-        hidden_size = hidden.shape[1]
-        normed = torch.zeros(rows, _round_up(hidden_size, 2), dtype=self.dtype)
-        rounded = torch.empty(rows, _rounded_bytes(hidden_size), dtype=torch.uint8)
+        (rows, hidden_size), norm_weight = hidden.shape, norm_weight.float()
+        out, normed, rounded = self.logits_buffers
+        if len(out) < rows or out.shape[1] != head.rows:
+            out = torch.empty(rows, head.rows)
+            normed = torch.zeros(rows, head.padded_columns, dtype=self.dtype)
+            rounded = torch.empty(rows, _rounded_bytes(hidden_size), dtype=torch.uint8)
+            self.logits_buffers = [out, normed, rounded]
         self._logits(
             *(hidden.data_ptr(), norm_weight.data_ptr(), _linear(head), normed.data_ptr(), rounded.data_ptr()),
             *(out.data_ptr(), rows, hidden_size, self.norm_eps, self.num_threads),
         )
-        return out
+        return out[:rows]
 
     def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[np.ndarray, np.ndarray]:
         rows, vocab = logits.shape
