@@ -3,65 +3,28 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from typing import Any
-
-import msgspec
 
 from configs.errors import EngineDead, InvalidRequest
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 
 from .checkpoints import Checkpoint
-from .core_client import CoreClient
+from .core_client import CORE, CoreClient
 from .input_processor import InputProcessor
 from .messages import AbortRequests, AddRequest, CoreReady, TokenOutput
+from .output_mailbox import Mailbox
 from .output_processor import OutputProcessor
-from .outputs import RequestOutput
+from .outputs import OutputBatch, RequestOutput
 from .text.tokenizer import Tokenizer
 
 _LONG_TEXT = 2000
 """Characters; shorter texts are encoded on the event loop, in less time than a change of threads takes."""
 
 
-class Mailbox:
-    """One slot between the core and a reader: what the reader has not taken yet is merged."""
-
-    def __init__(self) -> None:
-        self._output: TokenOutput | None = None
-        self._dead: str | None = None
-        self._filled = asyncio.Event()
-        self.is_closed = False
-        """The core's last word on the request has come in."""
-
-    def put(self, output: TokenOutput) -> None:
-        self._output = output if self._output is None else _merge(self._output, output)
-        self.is_closed = output.finish_reason is not None
-        self._filled.set()
-
-    def die(self, reason: str) -> None:
-        self._dead = reason
-        self._filled.set()
-
-    async def take(self) -> TokenOutput:
-        """Wait for the next output. Raises `EngineDead` when there will be none."""
-        await self._filled.wait()
-        output, self._output = self._output, None
-        if output is None:
-            raise EngineDead(self._dead or "the engine has stopped")
-        if self._dead is None:
-            self._filled.clear()
-        return output
-
-
-def _merge(old: TokenOutput, new: TokenOutput) -> TokenOutput:
-    logprobs = None
-    if old.logprobs is not None or new.logprobs is not None:
-        logprobs = (old.logprobs or []) + (new.logprobs or [])
-    return msgspec.structs.replace(new, new_token_ids=old.new_token_ids + new.new_token_ids, logprobs=logprobs)
-
-
 class AsyncEngine:
-    """Many requests at once, each an async generator; one core process."""
+    """Many requests at once, each an async generator over one mailbox; one core process."""
 
     def __init__(self, client: CoreClient, inputs: InputProcessor, info: CoreReady) -> None:
         self.info = info
@@ -70,12 +33,13 @@ class AsyncEngine:
         self._mailboxes: dict[str, Mailbox] = {}
         self._death: str | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
-        self._tasks = [asyncio.create_task(self._receive_outputs()), asyncio.create_task(self._watch_core())]
+        self._watcher = asyncio.create_task(self._watch_core())
+        client.on_outputs = self._deliver
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> "AsyncEngine":
+    async def start(cls, config: EngineConfig, core: Sequence[str] = CORE) -> "AsyncEngine":
         """Start the core and load the tokenizer meanwhile. Raises `UsageError` with one line that says why not."""
-        client = await CoreClient.start(config)
+        client = await CoreClient.start(config, core)
         try:
             inputs = await asyncio.to_thread(InputProcessor, config)
             info = await client.wait_ready()
@@ -125,58 +89,85 @@ class AsyncEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Differences as they come, the last with a finish reason. One choice: fan out with `params.for_choice`.
+        """`generate_many` of a single choice."""
+        choices = [(prompt_token_ids, params)]
+        batches = self.generate_many(choices, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        async with aclosing(batches):
+            async for batch in batches:
+                for _, output in batch:
+                    yield output
 
-        Closing or cancelling the generator aborts the request. Raises `EngineDead`, `RequestFailed`, or the
+    async def generate_many(
+        self,
+        choices: Sequence[tuple[list[int], SamplingParams]],
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[OutputBatch, None]:
+        """Differences as they come, each choice's last with a finish reason. Fan out with `params.for_choice`.
+
+        Closing or cancelling the generator aborts what still runs. Raises `EngineDead`, `RequestFailed`, or the
         `InvalidRequest` with which the core refuses.
         """
-        assert params.n == 1, params.n
         if self._death is not None:
             raise EngineDead(self._death)
-        if request_id in self._mailboxes:
-            raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
-        processor = OutputProcessor(self.tokenizer, prompt_token_ids, params)
-        mailbox = self._mailboxes[request_id] = Mailbox()
-        self._client.send(
-            AddRequest(
-                request_id=request_id,
-                prompt_token_ids=prompt_token_ids,
-                sampling_params=params,
-                eos_token_ids=self.checkpoint.eos_token_ids,
-                priority=priority,
-                cache_salt=cache_salt,
-            )
-        )
+        running: dict[str, tuple[int, OutputProcessor]] = {}
+        mailbox = Mailbox()
         try:
-            finished = False
-            while not finished:
-                output = processor.process(await mailbox.take())
-                finished = output.finish_reason is not None
-                if finished:  # the core learns of a stop string now, not when the reader comes back
-                    self._forget(request_id)
-                yield output
+            for index, (token_ids, params) in enumerate(choices):
+                request = self._request(f"{request_id}-{index}", token_ids, params, priority, cache_salt)
+                running[request.request_id] = (index, OutputProcessor(self.tokenizer, token_ids, params))
+                self._mailboxes[request.request_id] = mailbox
+                self._client.send(request)
+            while running:
+                await mailbox.filled()
+                batch = []
+                for tokens in mailbox.take():
+                    index, processor = running[tokens.request_id]
+                    output = processor.process(tokens)
+                    if output.finish_reason is not None:
+                        del running[tokens.request_id]
+                        # now, not when the reader comes back: of a stop string the core knows nothing
+                        self._forget([tokens.request_id], in_core=tokens.finish_reason is None)
+                    batch.append((index, output))
+                yield batch
         finally:
-            self._forget(request_id)
+            self._forget(list(running), in_core=True)
 
     async def shutdown(self) -> None:
         """End the core process; requests that still run fail with `EngineDead`."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._watcher.cancel()
+        await asyncio.gather(self._watcher, return_exceptions=True)
         self._die("the engine has been shut down")
         self._threads.shutdown(wait=False)
         await self._client.close()
 
-    def _forget(self, request_id: str) -> None:
-        mailbox = self._mailboxes.pop(request_id, None)
-        if mailbox is not None and not mailbox.is_closed and not self.is_dead:
-            self._client.send(AbortRequests([request_id]))
+    def _request(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int, cache_salt: str | None
+    ) -> AddRequest:
+        assert params.n == 1, params.n
+        if request_id in self._mailboxes:
+            raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
+        return AddRequest(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            sampling_params=params,
+            eos_token_ids=self.checkpoint.eos_token_ids,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
 
-    async def _receive_outputs(self) -> None:
-        while True:
-            for output in await self._client.receive():
-                if mailbox := self._mailboxes.get(output.request_id):
-                    mailbox.put(output)
+    def _forget(self, request_ids: list[str], *, in_core: bool) -> None:
+        for request_id in request_ids:
+            del self._mailboxes[request_id]
+        if request_ids and in_core and not self.is_dead:
+            self._client.send(AbortRequests(request_ids))
+
+    def _deliver(self, outputs: list[TokenOutput]) -> None:
+        for output in outputs:
+            if mailbox := self._mailboxes.get(output.request_id):
+                mailbox.put(output)
 
     async def _watch_core(self) -> None:
         end = await self._client.wait_end()

@@ -34,10 +34,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     endpoint, config = sys.argv[1:]
-    socket = zmq.Context().socket(zmq.PAIR)
-    socket.hwm = 0
-    socket.linger = 1000  # ms
-    socket.connect(endpoint)
+    socket = connect(endpoint)
     try:
         core = _load(msgspec.json.decode(config, type=EngineConfig), socket)
     except UsageError as error:
@@ -49,6 +46,15 @@ def main() -> int:
         return 1
     _serve(core, socket)
     return 0
+
+
+def connect(endpoint: str) -> zmq.Socket[bytes]:
+    """The core's end of the socket: nothing is dropped, however far behind the other end is."""
+    socket = zmq.Context().socket(zmq.PAIR)
+    socket.hwm = 0
+    socket.linger = 1000  # ms
+    socket.connect(endpoint)
+    return socket
 
 
 def _load(config: EngineConfig, socket: zmq.Socket[bytes]) -> "EngineCore":

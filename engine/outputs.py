@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from .messages import TokenLogprobs
 
 
-@dataclass(frozen=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct, frozen=True):
     """What is new since the last one. `text`, `token_ids` and `logprobs` are differences, counts are totals."""
 
     text: str
@@ -20,6 +21,10 @@ class RequestOutput:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+
+
+OutputBatch = list[tuple[int, RequestOutput]]
+"""What came at once, at most one output per choice, each with the index of its choice."""
 
 
 @dataclass

@@ -15,10 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
 from configs.sampling import SamplingParams
-from engine.outputs import CompletionOutput, RequestOutput
+from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.disconnect import until_disconnect
-from server.fan_out import Batch, merge
-from server.http_errors import stream_error_body
+from server.http_errors import error_body
 from server.protocol.common import (
     GenerationRequest,
     PromptTokensDetails,
@@ -64,70 +63,43 @@ class Generation:
         self.n = prompts[0][1].n
         self.id = renderer.id_prefix + uuid.uuid4().hex
         self.created = int(time.time())
-        num_choices = len(prompts) * self.n
-        self.num_output_tokens = [0] * num_choices
-        self.num_cached_tokens = [0] * num_choices
+        self.latest: list[RequestOutput | None] = [None] * (len(prompts) * self.n)
+        """Of each choice; it holds the choice's counts."""
 
     async def respond(self, request: Request, ignored_fields: list[str]) -> HttpResponse:
         """The HTTP response; raises what the engine raises before the first token."""
         headers = _ignored_header(ignored_fields)
         if self.body.stream:
-            return EventStream(self.events(), stream_error_body, headers)
+            return EventStream(self._generate(), ChunkWriter(self), headers)
         whole = await until_disconnect(request.receive, self.whole())
         return HttpResponse(msgspec.json.encode(whole), headers=headers, media_type="application/json")
 
     async def whole(self) -> Response:
-        outputs = [CompletionOutput(index) for index in range(len(self.num_output_tokens))]
-        async with aclosing(self._run()) as batches:
+        outputs = [CompletionOutput(index) for index in range(len(self.latest))]
+        async with aclosing(self._generate()) as batches:
             async for batch in batches:
                 for index, output in batch:
+                    self.latest[index] = output
                     outputs[index].extend(output)
         choices = [self.renderer.whole(output) for output in outputs]
-        return self._response(self.renderer.whole_object, choices, self.usage())
-
-    async def events(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events; those that are ready together come as one piece."""
-        options = self.body.stream_options or StreamOptions()
-        usage: UsageField = None if options.include_usage else UNSET
-        async with aclosing(self._run()) as batches:
-            async for batch in batches:
-                if options.continuous_usage_stats:
-                    usage = self.usage()
-                choices = [one for index, output in batch for one in self.renderer.chunks(index, output)]
-                if choices:
-                    yield b"".join(self._chunk([choice], usage) for choice in choices)
-        yield (self._chunk([], self.usage()) if options.include_usage else b"") + DONE
+        return self.response(self.renderer.whole_object, choices, self.usage())
 
     def usage(self) -> Usage:
         """What was counted so far. Of a prompt with several choices the first one tells what was cached."""
         num_prompt = sum(len(token_ids) for token_ids, _ in self.prompts)
-        num_output = sum(self.num_output_tokens)
-        cached = PromptTokensDetails(sum(self.num_cached_tokens[:: self.n]))
+        num_output = sum(output.num_output_tokens for output in self.latest if output)
+        cached = PromptTokensDetails(sum(output.num_cached_tokens for output in self.latest[:: self.n] if output))
         return Usage(num_prompt, num_output, num_prompt + num_output, cached)
 
-    async def _run(self) -> AsyncGenerator[Batch, None]:
-        streams = [
-            self.serving.engine.generate(
-                token_ids,
-                params.for_choice(choice),
-                request_id=f"{self.id}-{prompt * self.n + choice}",
-                priority=self.body.priority or 0,
-                cache_salt=self.body.cache_salt,
-            )
-            for prompt, (token_ids, params) in enumerate(self.prompts)
-            for choice in range(self.n)
-        ]
-        async with aclosing(merge(streams)) as batches:
-            async for batch in batches:
-                for index, output in batch:
-                    self.num_output_tokens[index] = output.num_output_tokens
-                    self.num_cached_tokens[index] = output.num_cached_tokens
-                yield batch
+    def _generate(self) -> AsyncGenerator[OutputBatch, None]:
+        return self.serving.engine.generate_many(
+            [(token_ids, params.for_choice(j)) for token_ids, params in self.prompts for j in range(self.n)],
+            request_id=self.id,
+            priority=self.body.priority or 0,
+            cache_salt=self.body.cache_salt,
+        )
 
-    def _chunk(self, choices: list[Any], usage: UsageField) -> bytes:
-        return event(msgspec.json.encode(self._response(self.renderer.chunk_object, choices, usage)))
-
-    def _response(self, kind: str, choices: list[Any], usage: UsageField) -> Response:
+    def response(self, kind: str, choices: list[Any], usage: UsageField) -> Response:
         return Response(
             id=self.id,
             object=kind,
@@ -137,6 +109,39 @@ class Generation:
             choices=choices,
             usage=usage,
         )
+
+
+class ChunkWriter:
+    """The events of one generation. What all of its chunks begin and end with is encoded once."""
+
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
+        self.options = generation.body.stream_options or StreamOptions()
+        empty = generation.response(generation.renderer.chunk_object, [], UNSET)
+        self.head, _, self.tail = event(msgspec.json.encode(empty)).rpartition(b"[]")
+
+    def events(self, batch: OutputBatch) -> bytes:
+        chunks = []
+        usage: UsageField = None if self.options.include_usage else UNSET
+        for index, output in batch:
+            self.generation.latest[index] = output
+            if self.options.continuous_usage_stats:
+                usage = self.generation.usage()
+            for choice in self.generation.renderer.chunks(index, output):
+                chunks.append(self._chunk([choice], usage))
+        return b"".join(chunks)
+
+    def end(self) -> bytes:
+        return (self._chunk([], self.generation.usage()) if self.options.include_usage else b"") + DONE
+
+    def error(self, error: Exception) -> bytes:
+        return event(error_body(error))
+
+    def _chunk(self, choices: list[Any], usage: UsageField) -> bytes:
+        begun = self.head + msgspec.json.encode(choices)
+        if usage is not UNSET:
+            begun += b',"usage":' + msgspec.json.encode(usage)
+        return begun + self.tail
 
 
 def _ignored_header(names: list[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from configs.errors import EngineDead, InvalidRequest, ModelNotFound
 from configs.sampling import SamplingParams
 from configs.settings import ServerConfig
 from engine.messages import CoreReady
-from engine.outputs import RequestOutput
+from engine.outputs import OutputBatch, RequestOutput
 from server.protocol.common import Model
 from server.version import version
 
@@ -49,6 +49,15 @@ class EngineFace(Protocol):
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
+
+    def generate_many(
+        self,
+        choices: Sequence[tuple[list[int], SamplingParams]],
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[OutputBatch, None]: ...
 
 
 class Serving:

@@ -1,7 +1,8 @@
 """Server-sent events: framing, and the response that sends them."""
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -16,25 +17,34 @@ def event(data: bytes) -> bytes:
     return b"data: " + data + b"\n\n"
 
 
-class EventStream(Response):
-    """Sends `pieces`, each of one or more whole events, as they come.
+class EventWriter(Protocol):
+    """Whole events for what comes; may be empty."""
 
-    The response starts with the first piece, so that an error before it has a status of its own. A later one
-    is sent as the event that `error_data` makes of it, and ends the stream. Stops when the client goes away.
+    def events(self, item: Any) -> bytes: ...
+
+    def end(self) -> bytes: ...
+
+    def error(self, error: Exception) -> bytes:
+        """Instead of `end`, for a stream that has begun."""
+        ...
+
+
+class EventStream(Response):
+    """Sends the events of each of `items` as it comes, in one piece.
+
+    The response starts with the first piece, so that an error before it has a status of its own. A later one is the
+    last event. Stops when the client goes away.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self,
-        pieces: AsyncGenerator[bytes, None],
-        error_data: Callable[[Exception], bytes],
-        headers: Mapping[str, str] | None = None,
+        self, items: AsyncGenerator[Any, None], writer: EventWriter, headers: Mapping[str, str] | None = None
     ) -> None:
         self.status_code = 200
         self.background = None
-        self.pieces = pieces
-        self.error_data = error_data
+        self.items = items
+        self.writer = writer
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -42,14 +52,23 @@ class EventStream(Response):
             await until_disconnect(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        async with contextlib.aclosing(self.pieces):
-            piece = await anext(self.pieces)
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        started = False
+        async with contextlib.aclosing(self.items):
             try:
-                async for piece in self.pieces:
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                async for item in self.items:
+                    if piece := self.writer.events(item):
+                        if not started:
+                            await self._start(send)
+                            started = True
+                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                last = self.writer.end()
             except Exception as error:
-                body = event(self.error_data(error))
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                if not started:
+                    raise
+                last = self.writer.error(error)
+        if not started:
+            await self._start(send)
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _start(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

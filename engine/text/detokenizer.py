@@ -33,6 +33,7 @@ class Detokenizer:
             tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=prompt_token_ids
         )
         self._stops = StopStringFilter(params.stop, include_in_output=params.include_stop_str_in_output)
+        self._has_stops = bool(params.stop)
         self._keep_stop_token = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
@@ -47,12 +48,15 @@ class Detokenizer:
         """
         if self._ended:
             return TextDelta("", 0)
+        shown = token_ids[: len(token_ids) - (finish_reason == "stop" and not self._keep_stop_token)]
         texts: list[str] = []
-        num_shown = len(token_ids) - (finish_reason == "stop" and not self._keep_stop_token)
-        for count, token_id in enumerate(token_ids[:num_shown], start=1):
-            self._num_tokens += 1
-            if stop := self._add(self._stream.push(token_id), texts):
-                return self._end(texts, count, stop)
+        if self._has_stops:
+            for count, token_id in enumerate(shown, start=1):
+                self._num_tokens += 1
+                if stop := self._add(self._stream.push(token_id), texts):
+                    return self._end(texts, count, stop)
+        else:
+            texts += map(self._stream.push, shown)
         if finish_reason is None:
             return TextDelta("".join(texts), len(token_ids))
         stop = self._add(self._stream.finish(), texts)

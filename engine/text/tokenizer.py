@@ -48,8 +48,11 @@ class Tokenizer:
     ) -> None:
         self._backend = backend
         self._spelling = spelling_of(backend.decoder)
-        self._bytes: dict[int, bytes] = {}  # filled as ids are asked for: start-up need not walk the vocabulary
-        self._special_ids = frozenset(
+        # Both are filled as ids are asked for: start-up need not walk the vocabulary.
+        self._bytes: dict[int, bytes] = {}
+        self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
+        """For `TextStream`, by its `skip_special_tokens`: texts of ids that begin and end between two characters."""
+        self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
         self.special_tokens = special_tokens
@@ -96,7 +99,7 @@ class Tokenizer:
         return raw
 
     def is_special(self, token_id: int) -> bool:
-        return token_id in self._special_ids
+        return token_id in self.special_ids
 
 
 class TextStream:
@@ -110,21 +113,33 @@ class TextStream:
         self, tokenizer: Tokenizer, *, skip_special_tokens: bool, prompt_token_ids: Sequence[int] = ()
     ) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
+        self._hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
         self._leading_spaces = tokenizer.leading_spaces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._skip_prompt(prompt_token_ids)
+        self._texts = tokenizer.texts[skip_special_tokens]
+        self._between_characters = self._is_between_characters()
 
     def push(self, token_id: int) -> str:
         """Text that this token completes."""
-        return self._decoder.decode(self._visible_bytes(token_id))
+        if self._between_characters and (known := self._texts.get(token_id)) is not None:
+            return known
+        text = self._decoder.decode(self._visible_bytes(token_id))
+        began_between, self._between_characters = self._between_characters, self._is_between_characters()
+        if began_between and self._between_characters:
+            self._texts[token_id] = text
+        return text
 
     def finish(self) -> str:
         """U+FFFD when the sequence ends inside a character."""
         return self._decoder.decode(b"", final=True)
 
+    def _is_between_characters(self) -> bool:
+        """Whether a token's text does not depend on those before it."""
+        return not self._leading_spaces and not self._decoder.getstate()[0]
+
     def _visible_bytes(self, token_id: int) -> bytes:
-        if self._skip_special_tokens and self._tokenizer.is_special(token_id):
+        if token_id in self._hidden_ids:
             return b""
         raw = self._tokenizer.token_bytes(token_id)
         if self._leading_spaces and raw:

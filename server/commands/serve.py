@@ -28,7 +28,7 @@ def run(config: ServerConfig, arguments: argparse.Namespace) -> int:
     if config.log_level == "info":
         logging.getLogger("uvicorn.error").setLevel("WARNING")  # its start and end are told better below
     listener = bind(config.host, config.port)
-    with listener, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_serve(config, listener))
     return 0
 
@@ -107,6 +107,6 @@ def seconds_since_process_start() -> float:
         return time.process_time()
 
 
-def _loop_factory() -> Any:
+def loop_factory() -> Any:
     """uvloop has no Windows version; None is asyncio's own loop."""
     return None if sys.platform == "win32" else importlib.import_module("uvloop").new_event_loop

@@ -15,8 +15,9 @@ import pytest_asyncio
 from configs.errors import ContextLengthExceeded, EngineDead, InvalidRequest, RequestFailed, UsageError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
-from engine.async_engine import AsyncEngine, Mailbox
-from engine.messages import TokenLogprobs, TokenOutput
+from engine.async_engine import AsyncEngine
+from engine.core_client import _MESSAGES_AT_ONCE
+from engine.messages import TokenOutput
 from engine.output_processor import OutputProcessor
 from tests.engine.tiny_models import write_tiny
 
@@ -108,6 +109,52 @@ async def test_a_slow_reader_gets_merged_outputs_and_the_same_text(engine):
         one, other = ([item for output in part for item in getattr(output, field)] for part in (slow, fast))
         assert one == other
     assert "".join(output.text for output in slow) == "".join(output.text for output in fast)
+
+
+async def test_choices_share_a_stream_and_equal_themselves_alone(engine):
+    prompts = [[5, 6, 7], [70, 80, 90], list(range(40))]
+    params = [SamplingParams(temperature=0, max_tokens=num_tokens) for num_tokens in (3, 12, 7)]
+    alone = [await collect(engine, *choice) for choice in zip(prompts, params, strict=True)]
+    texts, reasons, largest = ["", "", ""], [[], [], []], 0
+    async for batch in engine.generate_many(list(zip(prompts, params, strict=True)), request_id="three"):
+        assert len({index for index, _ in batch}) == len(batch)
+        largest = max(largest, len(batch))
+        for index, output in batch:
+            texts[index] += output.text
+            reasons[index].append(output.finish_reason)
+    assert texts == ["".join(output.text for output in outputs) for outputs in alone]
+    assert all(one[-1] == "length" and set(one[:-1]) <= {None} for one in reasons)
+    assert largest == 3, "what a step brings comes together"
+    await nothing_runs(engine)
+
+
+async def test_closing_the_stream_aborts_all_choices(engine):
+    batches = engine.generate_many([([5, 6, 7], ENDLESS), ([8], GREEDY), ([9], ENDLESS)], request_id="closed")
+    async for batch in batches:
+        if any(output.finish_reason for _, output in batch):
+            break
+    await batches.aclose()
+    await nothing_runs(engine)
+
+
+async def test_one_choice_that_fails_aborts_the_others(engine):
+    with pytest.raises(ContextLengthExceeded, match="2000"):
+        async for _ in engine.generate_many([([5, 6], ENDLESS), ([5] * 2000, GREEDY)], request_id="two"):
+            pass
+    await nothing_runs(engine)
+
+
+async def test_a_core_that_is_faster_than_its_readers_does_not_starve_them(config):
+    engine = await AsyncEngine.start(config, core=("engine.bench.stub_core", "0"))
+    prompt = [5, 6, 7]
+    try:
+        params = SamplingParams(temperature=0, max_tokens=3000, ignore_eos=True)
+        readers = [collect(engine, prompt, params, str(number)) for number in range(4)]
+        for outputs in await asyncio.wait_for(asyncio.gather(*readers), 20):
+            assert [token_id for output in outputs for token_id in output.token_ids] == prompt * 1000
+            assert max(len(output.token_ids) for output in outputs) <= 2 * _MESSAGES_AT_ONCE
+    finally:
+        await engine.shutdown()
 
 
 async def test_a_stop_string_ends_the_request_in_the_core_too(engine):
@@ -275,19 +322,6 @@ async def test_the_api_process_imports_no_torch():
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
-
-
-async def test_mailbox_merges_what_waits():
-    mailbox = Mailbox()
-    mailbox.put(TokenOutput(request_id="r", new_token_ids=[1], logprobs=[TokenLogprobs(1, -0.1, [])]))
-    mailbox.put(TokenOutput(request_id="r", new_token_ids=[2], logprobs=[TokenLogprobs(2, -0.2, [])]))
-    mailbox.put(TokenOutput(request_id="r", finish_reason="length", num_cached_tokens=16))
-    mailbox.die("gone")
-    merged = await mailbox.take()
-    assert (merged.new_token_ids, merged.finish_reason, merged.num_cached_tokens) == ([1, 2], "length", 16)
-    assert [entry.token_id for entry in merged.logprobs] == [1, 2]
-    with pytest.raises(EngineDead, match="gone"):
-        await mailbox.take()
 
 
 async def test_a_request_that_the_core_gives_up_raises(engine):

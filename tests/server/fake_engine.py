@@ -6,12 +6,13 @@ each) and ends at its end, at a stop string or at max_tokens.
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from configs.errors import ContextLengthExceeded, InvalidRequest
 from configs.sampling import SamplingParams
 from engine.messages import CoreReady, TokenLogprobs
-from engine.outputs import RequestOutput
+from engine.outputs import OutputBatch, RequestOutput
 
 BOS, EOS, VOCAB_SIZE = 256, 257, 258
 
@@ -94,20 +95,37 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        self.requests.append((request_id, prompt_token_ids, params, priority, cache_salt))
-        prompt = bytes(token_id for token_id in prompt_token_ids if token_id < 256).decode(errors="replace")
-        finished = False
-        try:
-            for output in self._outputs(prompt_token_ids, self.script(prompt, params), params):
-                if self.fail_after and output.num_output_tokens > self.fail_after[0]:
-                    raise self.fail_after[1]
-                await asyncio.sleep(self.delay)
-                self.num_tokens += 1
-                finished = output.finish_reason is not None
+        batches = self.generate_many([(prompt_token_ids, params)], request_id=request_id)
+        async with aclosing(batches):
+            async for [(_, output)] in batches:
                 yield output
+
+    async def generate_many(
+        self,
+        choices: Sequence[tuple[list[int], SamplingParams]],
+        *,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[OutputBatch, None]:
+        running: dict[int, Iterator[RequestOutput]] = {}
+        for index, (token_ids, params) in enumerate(choices):
+            self.requests.append((f"{request_id}-{index}", token_ids, params, priority, cache_salt))
+            prompt = bytes(token_id for token_id in token_ids if token_id < 256).decode(errors="replace")
+            running[index] = self._outputs(token_ids, self.script(prompt, params), params)
+        try:
+            while running:
+                await asyncio.sleep(self.delay)
+                batch = [(index, next(outputs)) for index, outputs in running.items()]
+                for index, output in batch:
+                    if self.fail_after and output.num_output_tokens > self.fail_after[0]:
+                        raise self.fail_after[1]
+                    self.num_tokens += 1
+                    if output.finish_reason is not None:
+                        del running[index]
+                yield batch
         finally:
-            if not finished:
-                self.aborted.append(request_id)
+            self.aborted += [f"{request_id}-{index}" for index in running]
 
     def _outputs(self, prompt: list[int], script: str, params: SamplingParams) -> Iterator[RequestOutput]:
         limit = params.max_tokens or self.info.max_model_len - len(prompt)

@@ -18,7 +18,7 @@ from engine.kernels.cpu.build import KernelsUnavailable, load_library
 from server import cli
 from server.commands.bench import latency, quality
 from server.commands.bench.engine_process import measure
-from server.commands.bench.flags import Lengths, counts, lengths
+from server.commands.bench.flags import Lengths, counts, lengths, milliseconds
 from server.commands.bench.load import complete, exactly
 from server.commands.bench.throughput import random_work, read_dataset
 from tests.engine.tiny_models import write_tiny
@@ -79,6 +79,7 @@ def test_lists_of_counts() -> None:
         (["latency", "--no-enable-prefix-caching"], ["prefix caching"]),
         (["latency", "--batch-sizes", "300"], ["--batch-sizes", "256"]),
         (["quality", "--text", "/nowhere"], ["--text /nowhere"]),
+        (["streaming", "--step-ms", "-1"], ["--step-ms"]),
     ],
 )
 def test_refusals_are_one_line(argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +98,10 @@ def test_datasets(tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(UsageError, match=word):
             read_dataset(file)
+
+
+def test_milliseconds_may_be_none() -> None:
+    assert [milliseconds(text) for text in ("0", "25")] == [0, 25]
 
 
 def test_random_work_is_seeded_and_fills_its_ranges() -> None:
@@ -178,6 +183,15 @@ def test_quality_for_real(tiny: Path) -> None:
     assert report["kl_divergence"] == 0  # the preset computes in float32
     assert report["perplexity"] == report["perplexity_float32"]
     assert "kl divergence" in table
+
+
+def test_streaming_for_real(tiny: Path) -> None:
+    sizes = ["--streams", "3", "--output-len", "40", "--step-ms", "5"]
+    table, report = run_bench("streaming", str(tiny), "--config", "test", *sizes)
+    assert (report["streams"], report["output_len"], report["step_ms"]) == (3, 40, 5)
+    assert 0.9 < report["tokens_per_event"] < 10
+    assert report["us_per_request"] > 0
+    assert "us per token" in table
 
 
 def test_the_text_is_prose_of_several_windows() -> None:

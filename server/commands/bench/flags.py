@@ -30,6 +30,11 @@ def count(text: str) -> int:
     return int(text)
 
 
+def milliseconds(text: str) -> int:
+    """An integer of at least 0."""
+    return 0 if text == "0" else count(text)
+
+
 def lengths(text: str) -> Lengths:
     """N or LOW-HIGH."""
     low, dash, high = text.partition("-")
@@ -50,6 +55,7 @@ def add_benchmarks(bench: Parser) -> dict[str, Parser]:
     helps: dict[str, tuple[str, Callable[[Parser], None]]] = {
         "throughput": ("tokens per second of many prompts, without HTTP", _add_throughput_flags),
         "latency": ("time to first token and per token, by batch size and context", _add_latency_flags),
+        "streaming": ("processor time of the API process per streamed token, without a model", _add_streaming_flags),
         "kernels": ("each C++ kernel against what the machine can do", _add_kernel_flags),
         "quality": ("what the weights' type costs against float32", _add_quality_flags),
     }
@@ -77,6 +83,12 @@ def _add_latency_flags(parser: Parser) -> None:
     _add(parser, "--input-lens", counts, "N,N,…", [128, 1024], "tokens of a random prompt")
     _add(parser, "--output-len", count, "N", 32, "tokens of an answer")
     _add(parser, "--repeats", count, "N", 3, "batches of each kind, of which the median counts")
+
+
+def _add_streaming_flags(parser: Parser) -> None:
+    _add(parser, "--streams", count, "N", 256, "requests at once")
+    _add(parser, "--output-len", count, "N", 128, "tokens of an answer")
+    _add(parser, "--step-ms", milliseconds, "N", 25, "time between steps in milliseconds; 0 is as fast as can be")
 
 
 def _add_kernel_flags(parser: Parser) -> None:

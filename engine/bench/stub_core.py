@@ -1,0 +1,81 @@
+"""`python -m engine.bench.stub_core STEP_MS ENDPOINT CONFIG`: a core without a model, to measure what is around it.
+
+Each request gets its own prompt's tokens, over and over; every step gives each running request one. Steps begin
+every STEP_MS milliseconds, or as fast as they can be sent when it is 0.
+"""
+
+import sys
+import time
+
+import msgspec
+import zmq
+
+from engine.core_process import connect
+from engine.messages import AddRequest, CoreReady, StepOutputs, ToCore, TokenOutput
+
+READY = CoreReady(
+    architecture="stub",
+    num_parameters=0,
+    dtype="none",
+    quantization="none",
+    device="none",
+    attention_backend="none",
+    notes=[],
+    vocab_size=2**31,
+    max_model_len=2**31,
+    kv_cache_tokens=2**31,
+    block_size=16,
+    num_threads=0,
+    timings={},
+)
+
+
+class StubCore:
+    """The running requests and how many tokens each has got."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[AddRequest, int]] = {}
+
+    def take(self, message: ToCore) -> None:
+        if isinstance(message, AddRequest):
+            self._running[message.request_id] = (message, 0)
+        else:
+            for request_id in message.request_ids:
+                self._running.pop(request_id, None)
+
+    def step(self) -> list[TokenOutput]:
+        outputs = []
+        for request_id, (request, count) in list(self._running.items()):
+            ids, limit = request.prompt_token_ids, request.sampling_params.max_tokens
+            ended = count + 1 == limit
+            reason = "length" if ended else None
+            outputs.append(
+                TokenOutput(request_id=request_id, new_token_ids=[ids[count % len(ids)]], finish_reason=reason)
+            )
+            if ended:
+                del self._running[request_id]
+            else:
+                self._running[request_id] = (request, count + 1)
+        return outputs
+
+
+def main() -> None:
+    step_ms, endpoint, _ = sys.argv[1:]
+    socket = connect(endpoint)
+    encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToCore)
+    socket.send(encoder.encode(READY))
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(sys.stdin.fileno(), zmq.POLLIN)
+    core, due = StubCore(), 0.0
+    while sys.stdin.fileno() not in (ready := dict(poller.poll(max(0.0, due - time.monotonic()) * 1e3))):
+        if socket in ready:
+            core.take(decoder.decode(socket.recv()))
+        elif time.monotonic() >= due:
+            due = time.monotonic() + float(step_ms) / 1e3
+            if outputs := core.step():
+                socket.send(encoder.encode(StepOutputs(outputs)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""What waits for a reader: merged, complete, in order."""
+
+import asyncio
+import random
+import tracemalloc
+
+import pytest
+
+from configs.errors import EngineDead
+from engine.messages import TokenLogprobs, TokenOutput
+from engine.output_mailbox import Mailbox
+
+
+def output(request_id, token_id, **fields):
+    return TokenOutput(request_id=request_id, new_token_ids=[token_id], **fields)
+
+
+async def test_what_waits_is_merged():
+    mailbox = Mailbox()
+    mailbox.put(output("r", 1, logprobs=[TokenLogprobs(1, -0.1, [])]))
+    mailbox.put(output("r", 2, logprobs=[TokenLogprobs(2, -0.2, [])]))
+    mailbox.put(TokenOutput(request_id="r", finish_reason="length", num_cached_tokens=16))
+    mailbox.die("gone")
+    await mailbox.filled()
+    [merged] = mailbox.take()
+    assert (merged.new_token_ids, merged.finish_reason, merged.num_cached_tokens) == ([1, 2], "length", 16)
+    assert [entry.token_id for entry in merged.logprobs] == [1, 2]
+    await mailbox.filled()
+    with pytest.raises(EngineDead, match="gone"):
+        mailbox.take()
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_nothing_is_lost_and_the_order_is_kept(seed):
+    draw = random.Random(seed)
+    mailbox, sent, received = Mailbox(), {}, {}
+
+    async def core():
+        for token_id in range(500):
+            request_id = draw.choice("abc")
+            sent.setdefault(request_id, []).append(token_id)
+            mailbox.put(output(request_id, token_id))
+            if draw.random() < 0.3:
+                await asyncio.sleep(0)
+        mailbox.die("all sent")
+
+    async def reader():
+        while True:
+            await mailbox.filled()
+            outputs = mailbox.take()
+            assert len({each.request_id for each in outputs}) == len(outputs) > 0
+            for each in outputs:
+                received.setdefault(each.request_id, []).extend(each.new_token_ids)
+            for _ in range(draw.randrange(4)):
+                await asyncio.sleep(0)
+
+    with pytest.raises(EngineDead, match="all sent"):
+        await asyncio.gather(core(), reader())
+    assert received == sent
+
+
+async def test_a_reader_waits_and_is_woken_once_per_step():
+    mailbox = Mailbox()
+    waiting = mailbox.filled()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    mailbox.put(output("a", 1))
+    mailbox.put(output("b", 2))
+    await waiting
+    assert [each.request_id for each in mailbox.take()] == ["a", "b"]
+    assert not mailbox.filled().done()
+
+
+async def test_a_reader_that_was_cancelled_does_not_stop_the_core():
+    mailbox = Mailbox()
+    mailbox.filled().cancel()
+    mailbox.put(output("r", 1))
+    mailbox.die("gone")
+    assert [each.new_token_ids for each in mailbox.take()] == [[1]]
+
+
+async def test_a_slow_reader_costs_its_token_ids_only():
+    mailbox = Mailbox()
+    mailbox.put(output("r", 0))
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            mailbox.put(output("r", number % 256))
+        grown, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert grown < 16 * 20_000  # one reference of 8 bytes each, and room to grow
+    [merged] = mailbox.take()
+    assert len(merged.new_token_ids) == 20_001
