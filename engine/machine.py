@@ -1,20 +1,22 @@
 """What the machine lets this process use: cores and memory. Imports no torch, so it can be asked before torch is."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def usable_cores(cgroup: Path = _CGROUP) -> int:
-    """Cores that this process may keep busy: its affinity mask, cut to the cgroup's CPU quota (v2 or v1)."""
+def usable_cores(cgroup: Path = _CGROUP, own: Path = _OWN_CGROUP) -> int:
+    """Cores that this process may keep busy: its affinity mask, cut to the CPU quotas of its cgroups."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota, period = (_read(cgroup / "cpu.max") or "max 1").split()
-    if quota == "max":
-        quota = _read(cgroup / "cpu/cpu.cfs_quota_us") or "-1"
-        period = _read(cgroup / "cpu/cpu.cfs_period_us") or "100000"
-    if int(quota) > 0:
-        cores = min(cores, max(1, int(quota) // int(period)))
+    for folder in _cgroups("cpu", cgroup, own):
+        quota, period = (_read(folder / "cpu.max") or "max 1").split()
+        if quota == "max":
+            quota = _read(folder / "cpu.cfs_quota_us") or "-1"
+            period = _read(folder / "cpu.cfs_period_us") or "100000"
+        if int(quota) > 0:
+            cores = min(cores, max(1, int(quota) // int(period)))
     return cores
 
 
@@ -29,21 +31,35 @@ def core_variables(num_threads: int) -> dict[str, str]:
     return {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1", **sizes}
 
 
-def free_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo")) -> int:
-    """Bytes that can be allocated: what the kernel calls available, cut to what the cgroup's limit leaves.
+def free_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo"), own: Path = _OWN_CGROUP) -> int:
+    """Bytes that can be allocated: what the kernel calls available, cut to what the limits of the cgroups leave.
 
     Cached files count as free in both.
     """
     available = _table(meminfo).get("MemAvailable:", 2**23) * 1024
-    for folder, limit_file, usage_file in (
-        (cgroup, "memory.max", "memory.current"),
-        (cgroup / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        limit, usage = _read(folder / limit_file), _read(folder / usage_file)
-        if limit and usage and limit != "max":
-            cached = _table(folder / "memory.stat").get("inactive_file", 0)
-            available = min(available, max(0, int(limit) - int(usage) + cached))
+    for folder in _cgroups("memory", cgroup, own):
+        for limit_file, usage_file in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
+            limit, usage = _read(folder / limit_file), _read(folder / usage_file)
+            if limit and usage and limit != "max":
+                cached = _table(folder / "memory.stat").get("inactive_file", 0)
+                available = min(available, max(0, int(limit) - int(usage) + cached))
     return available
+
+
+def _cgroups(controller: str, root: Path, own: Path) -> Iterator[Path]:
+    """The cgroups that this process is in, from the outermost to its own: of version 2, then of version 1.
+
+    In a container the outermost is the container's.
+    """
+    inner = {"": Path(), controller: Path()}
+    for line in (_read(own) or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        inner |= {name: Path(path.lstrip("/")) for name in controllers.split(",") if name in inner}
+    for name, path in inner.items():
+        yield from (root / name / outer for outer in (*reversed(path.parents), path))
 
 
 def has_native_bfloat16() -> bool:

@@ -33,30 +33,35 @@ def write(folder, **files):
         ({"cpu.max": "50000 100000"}, 1),
         ({"cpu__cpu.cfs_quota_us": "300000", "cpu__cpu.cfs_period_us": "100000"}, 3),
         ({"cpu__cpu.cfs_quota_us": "-1", "cpu__cpu.cfs_period_us": "100000"}, 64),
+        ({"own": "0::/a/b", "cpu.max": "max 1", "a__cpu.max": "500000 100000", "a__b__cpu.max": "900000 100000"}, 5),
+        ({"own": "7:pids:/z\n3:cpu,cpuacct:/a\n0::/", "cpu__a__cpu.cfs_quota_us": "700000"}, 7),
+        ({"own": "1:cpu:/elsewhere/on/the/host", "cpu__cpu.cfs_quota_us": "300000"}, 3),
     ],
 )
-def test_cores_are_those_of_the_affinity_and_the_quota(tmp_path, monkeypatch, files, cores):
+def test_cores_are_those_of_the_affinity_and_the_quotas(tmp_path, monkeypatch, files, cores):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
-    assert machine.usable_cores(write(tmp_path, **files)) == cores
+    assert machine.usable_cores(write(tmp_path, **files), tmp_path / "own") == cores
 
 
 def test_affinity_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5})
-    assert machine.usable_cores(write(tmp_path, **{"cpu.max": "800000 100000"})) == 2
+    assert machine.usable_cores(write(tmp_path, **{"cpu.max": "800000 100000"}), tmp_path / "own") == 2
 
 
 def test_free_memory_is_cut_to_the_cgroups_limit(tmp_path):
-    meminfo = tmp_path / "meminfo"
+    meminfo, own = tmp_path / "meminfo", tmp_path / "own"
     meminfo.write_text("MemTotal: 9000 kB\nMemFree: 100 kB\nMemAvailable: 4000 kB\n")
-    assert machine.free_memory(tmp_path, meminfo) == 4000 * 1024
+    assert machine.free_memory(tmp_path, meminfo, own) == 4000 * 1024
     write(tmp_path, **{"memory.max": "3000000", "memory.current": "1000000"})
-    assert machine.free_memory(tmp_path, meminfo) == 2_000_000
+    assert machine.free_memory(tmp_path, meminfo, own) == 2_000_000
     write(tmp_path, **{"memory.stat": "anon 700000\ninactive_file 300000"})
-    assert machine.free_memory(tmp_path, meminfo) == 2_300_000
+    assert machine.free_memory(tmp_path, meminfo, own) == 2_300_000
     write(tmp_path, **{"memory.max": "max"})
-    assert machine.free_memory(tmp_path, meminfo) == 4000 * 1024
+    assert machine.free_memory(tmp_path, meminfo, own) == 4000 * 1024
     old = write(tmp_path / "v1", **{"memory__memory.limit_in_bytes": "700", "memory__memory.usage_in_bytes": "900"})
-    assert machine.free_memory(old, meminfo) == 0
+    assert machine.free_memory(old, meminfo, own) == 0
+    write(tmp_path, own="0::/service", **{"service__memory.max": "1200", "service__memory.current": "200"})
+    assert machine.free_memory(tmp_path, meminfo, own) == 1000
 
 
 @pytest.mark.parametrize(
