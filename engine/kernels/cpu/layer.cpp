@@ -5,6 +5,8 @@
 // Many rows: each thread takes its rows through all stages.
 #include <omp.h>
 
+#include <vector>
+
 #include "attention.h"
 #include "quantised.h"
 
@@ -46,40 +48,51 @@ static long round_up(long n, long to) { return (n + to - 1) / to * to; }
 
 struct Share {  // what one thread does
   long rows, row0, row1;
+  Part* parts;  // of all threads
   int thread, threads;
   bool by_rows;
+  uint64_t products = 0;  // begun so far; the same number in all threads
 
-  Share(long rows, int thread, int threads) : rows(rows), thread(thread), threads(threads) {
+  Share(long rows, std::vector<Part>& all)
+      : parts(all.data()), thread(omp_get_thread_num()), threads(omp_get_num_threads()) {
+    set_rows(rows);
+  }
+  void set_rows(long count) {
+    rows = count;
     by_rows = rows >= 4 * ROWS * threads;
     long tiles = round_up(rows, ROWS) / ROWS;
     row0 = by_rows ? std::min(rows, tiles * thread / threads * ROWS) : rows * thread / threads;
     row1 = by_rows ? std::min(rows, tiles * (thread + 1) / threads * ROWS) : rows * (thread + 1) / threads;
   }
-  // First panel of thread `t`; a multiple of `unit`.
-  long panel_of(int t, const Linear& w, long unit) const {
-    long panels = round_up(w.n, LANES) / LANES, units = round_up(panels, unit) / unit;
-    return by_rows ? (t > thread ? panels : 0) : std::min(panels, units * t / threads * unit);
+  // Panels of `w` in units of `unit`, for the product after `products` others.
+  Claims claims(const Linear& w, long unit, Part& own) const {
+    long panels = round_up(w.n, LANES) / LANES;
+    return by_rows ? Claims{&own, 0, 1, 1, panels, unit} : Claims{parts, thread, threads, products, panels, unit};
   }
   // Where this thread begins to read `w`; null when it is quantised.
   template <class T>
   const T* start_of(const Linear& w, long unit) const {
-    return w.bits ? nullptr : Packed<T>{(const T*)w.weight, w.n, w.k}.panel(panel_of(thread, w, unit));
+    Part none;
+    long first = by_rows ? 0 : claims(w, unit, none).part_begin(thread);
+    return w.bits ? nullptr : Packed<T>{(const T*)w.weight, w.n, w.k}.panel(first);
   }
   // Quantised weights meet rounded activations, in `scratch`; `then` are the weights that follow.
   template <class T, class Epilogue>
   void product(const T* x, long ldx, const Linear& w, long unit, const QuantisedRows& scratch, const T* then,
-               Epilogue&& epilogue) const {
+               Epilogue&& epilogue) {
     long first_row = by_rows ? row0 : 0, last_row = by_rows ? row1 : rows;
-    long first = panel_of(thread, w, unit), last = panel_of(thread + 1, w, unit);
+    Part own;
+    products++;
+    Claims panels = claims(w, unit, own);
     if (!w.bits) {
       Packed<T> weights{(const T*)w.weight, w.n, w.k};
-      return matmul(x, ldx, weights, first_row, last_row, first, last, then, epilogue);
+      return matmul(x, ldx, weights, first_row, last_row, panels, then, epilogue);
     }
     QuantisedRows rounded{scratch.data, scratch.row_bytes, w.k};
     for (long r = row0; r < row1; r++) rounded.write(r, x + r * ldx);
     barrier();
     QuantisedWeights weights{(const uint8_t*)w.weight, w.scale, w.minimum, w.n, w.k, (int)w.bits};
-    quantised_matmul(rounded, weights, first_row, last_row, first, last, epilogue);
+    quantised_matmul(rounded, weights, first_row, last_row, panels, epilogue);
   }
   void barrier() const {
     if (!by_rows && threads > 1) {
@@ -139,7 +152,7 @@ static void heads(const LayerWeights& w, float* row, const float* cos_sin, T* q,
 }
 
 template <class T>
-static void attention_input(const Share& share, const LayerWeights& w, const Scratch& scratch, const float* hidden,
+static void attention_input(Share& share, const LayerWeights& w, const Scratch& scratch, const float* hidden,
                             const float* cos_sin) {
   long kd = w.num_kv_heads * w.head_dim, qd = w.num_heads * w.head_dim;
   long ld = round_up(w.hidden_size, 2), ldy = round_up(w.qkv.n, LANES);
@@ -157,7 +170,7 @@ static void attention_input(const Share& share, const LayerWeights& w, const Scr
 }
 
 template <class T>
-static void attention_output(const Share& share, const LayerWeights& w, const Scratch& scratch, float* hidden,
+static void attention_output(Share& share, const LayerWeights& w, const Scratch& scratch, float* hidden,
                              const T* attention) {
   long h = w.hidden_size, qd = w.num_heads * w.head_dim;
   long ld = round_up(h, 2), ldi = round_up(w.intermediate_size, LANES);
@@ -198,15 +211,15 @@ template <class T>
 static void run_layers(const Layer* layers, long num_layers, const Scratch& scratch, float* hidden, const float* cos_sin,
                        T* attention, long rows, const int64_t* wanted, long num_wanted) {
   const LayerWeights& w = *layers->weights;
+  std::vector<Part> parts(w.num_threads);
 #pragma omp parallel num_threads(w.num_threads)
   {
-    int thread = omp_get_thread_num(), threads = omp_get_num_threads();
-    Share share(rows, thread, threads);
+    Share share(rows, parts);
     for (const Layer* layer = layers; layer < layers + num_layers; layer++) {
       attention_input<T>(share, *layer->weights, scratch, hidden, cos_sin);
 #pragma omp barrier
       attend(*layer->attention, layer->k_cache, layer->v_cache, (const T*)scratch.q, (const T*)scratch.k,
-             (const T*)scratch.v, attention, {layer->scale, layer->softcap, layer->window}, thread, threads);
+             (const T*)scratch.v, attention, {layer->scale, layer->softcap, layer->window}, share.thread, share.threads);
 #pragma omp barrier
       if (layer + 1 == layers + num_layers) {
 #pragma omp single
@@ -214,7 +227,7 @@ static void run_layers(const Layer* layers, long num_layers, const Scratch& scra
           keep_rows(hidden, w.hidden_size, wanted, num_wanted);
           keep_rows(attention, w.num_heads * w.head_dim, wanted, num_wanted);
         }
-        share = Share(num_wanted, thread, threads);
+        share.set_rows(num_wanted);
       }
       attention_output(share, *layer->weights, scratch, hidden, attention);
 #pragma omp barrier
@@ -227,9 +240,10 @@ template <class T>
 static void logits(const float* hidden, const float* norm, const Linear& head, T* normed, char* scratch, float* out,
                    long rows, long hidden_size, float eps, int threads) {
   long ld = round_up(hidden_size, 2);
+  std::vector<Part> parts(threads);
 #pragma omp parallel num_threads(threads)
   {
-    Share share(rows, omp_get_thread_num(), omp_get_num_threads());
+    Share share(rows, parts);
     for (long r = share.row0; r < share.row1; r++)
       rms_norm(hidden + r * hidden_size, norm, normed + r * ld, hidden_size, eps);
     share.barrier();
@@ -291,13 +305,19 @@ void pack_quantised(const uint8_t* q, const uint16_t* scale, const uint16_t* min
 #define EXPORT(NAME, T)                                                                                             \
   void attention_input_##NAME(const LayerWeights* w, const Scratch* scratch, const float* hidden,                   \
                               const float* cos_sin, long rows) {                                                    \
-    _Pragma("omp parallel num_threads(w->num_threads)")                                                             \
-    attention_input<T>({rows, omp_get_thread_num(), omp_get_num_threads()}, *w, *scratch, hidden, cos_sin);         \
+    std::vector<Part> parts(w->num_threads);                                                                        \
+    _Pragma("omp parallel num_threads(w->num_threads)") {                                                           \
+      Share share(rows, parts);                                                                                     \
+      attention_input<T>(share, *w, *scratch, hidden, cos_sin);                                                     \
+    }                                                                                                               \
   }                                                                                                                 \
   void attention_output_##NAME(const LayerWeights* w, const Scratch* scratch, float* hidden, const T* attention,    \
                                long rows) {                                                                         \
-    _Pragma("omp parallel num_threads(w->num_threads)")                                                             \
-    attention_output<T>({rows, omp_get_thread_num(), omp_get_num_threads()}, *w, *scratch, hidden, attention);      \
+    std::vector<Part> parts(w->num_threads);                                                                        \
+    _Pragma("omp parallel num_threads(w->num_threads)") {                                                           \
+      Share share(rows, parts);                                                                                     \
+      attention_output<T>(share, *w, *scratch, hidden, attention);                                                  \
+    }                                                                                                               \
   }                                                                                                                 \
   void layers_##NAME(const Layer* layers, long num_layers, const Scratch* scratch, float* hidden,                   \
                      const float* cos_sin, T* attention, long rows, const int64_t* wanted, long num_wanted) {       \

@@ -5,6 +5,8 @@
 // One vector of weights is loaded once and used for up to ROWS rows. Each output element is summed over k in order,
 // whatever the number of rows: results do not depend on what else is in the batch.
 #pragma once
+#include <atomic>
+
 #include "vectors.h"
 
 constexpr int ROWS = 6;
@@ -109,20 +111,56 @@ struct Packed {
   const T* panel(long p) const { return data + p * LANES * k; }
 };
 
-// Calls epilogue(row, first_column, columns, values) for each row of [row0, row1) and group of panels of
-// [panel0, panel1). `values` holds `columns` (a multiple of 16, padding included) float sums. While a group is computed the
-// next one is fetched; `then` are weights that follow the last.
+// Panels [first, end) that are left of one thread's part of the product number `product`, in one word.
+struct alignas(64) Part {
+  std::atomic<uint64_t> left{0};
+
+  static uint64_t word(uint64_t product, uint64_t first, uint64_t end) { return product << 48 | first << 24 | end; }
+};
+struct Group {
+  long first, count;
+};
+
+// What a thread computes of a product: its own part from the front, and when that is done, of others' parts from the end,
+// even if they have not begun. So a thread that is slow or does not run holds up the others by no more than the two
+// groups that it has taken. Whoever computes a panel, the result is the same. Between products is a barrier.
+struct Claims {
+  Part* parts;
+  int thread, threads;
+  uint64_t product;       // its number since `parts` were made, from 1
+  long num_panels, unit;  // parts begin at a multiple of `unit`
+
+  long part_begin(int t) const { return std::min(num_panels, (num_panels + unit - 1) / unit * t / threads * unit); }
+  Group next(long most) const {
+    for (int i = 0; i < threads; i++) {
+      int t = (thread + i) % threads;
+      for (uint64_t seen = parts[t].left;;) {
+        uint64_t left = seen >> 48 == product ? seen : Part::word(product, part_begin(t), part_begin(t + 1));
+        uint64_t first = left >> 24 & 0xffffff, end = left & 0xffffff, count = std::min<uint64_t>(most, end - first);
+        if (first >= end) break;
+        left = i == 0 ? Part::word(product, first + count, end) : Part::word(product, first, end - count);
+        if (parts[t].left.compare_exchange_weak(seen, left)) return {(long)(i == 0 ? first : end - count), (long)count};
+      }
+    }
+    return {0, 0};
+  }
+};
+
+// Calls epilogue(row, first_column, columns, values) for each row of [row0, row1) and group of panels. `values` holds
+// `columns` (a multiple of 16, padding included) float sums. While a group is computed the next one is fetched; `then`
+// are weights that follow the last.
 template <class T, class Epilogue>
-static void matmul(const T* x, long ldx, const Packed<T>& w, long row0, long row1, long panel0, long panel1,
-                   const T* then, Epilogue&& epilogue) {
+static void matmul(const T* x, long ldx, const Packed<T>& w, long row0, long row1, const Claims& claims, const T* then,
+                   Epilogue&& epilogue) {
   if (row0 >= row1) return;
   alignas(64) float y[ROWS][PANELS * LANES];
   long tiles = (row1 - row0 + ROWS - 1) / ROWS, group_bytes = PANELS * LANES * w.k * sizeof(T);
-  for (long p = panel0; p < panel1; p += PANELS) {
-    long panels = std::min<long>(PANELS, panel1 - p);
+  for (Group group = claims.next(PANELS), following; group.count > 0; group = following) {
+    following = claims.next(PANELS);
+    long p = group.first, panels = group.count;
     const T* pointers[PANELS];
     for (long i = 0; i < panels; i++) pointers[i] = w.panel(p + i);
-    const void* next = p + PANELS < panel1 ? w.panel(p + PANELS) : then;
+    const void* next = following.count > 0 ? w.panel(following.first) : then;
     Prefetch prefetch{&next, next != nullptr, group_bytes, (int)std::max(1l, (PANELS + tiles - 1) / tiles)};
     for (long m = row0; m < row1; m += ROWS) {
       long rows = std::min<long>(ROWS, row1 - m);

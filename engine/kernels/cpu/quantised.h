@@ -180,18 +180,19 @@ struct QuantisedWeights {
 
 // As matmul() of matmul.h.
 template <class Epilogue>
-static void quantised_matmul(const QuantisedRows& x, const QuantisedWeights& w, long row0, long row1, long panel0,
-                             long panel1, Epilogue&& epilogue) {
+static void quantised_matmul(const QuantisedRows& x, const QuantisedWeights& w, long row0, long row1, const Claims& claims,
+                             Epilogue&& epilogue) {
   if (row0 >= row1) return;
   constexpr long most_rows = 6, most_panels = 4;
   alignas(64) float y[most_rows][most_panels * LANES];
   // Panels at once: sums and totals fill 32 registers; without AVX-512 the sums of a panel fill 12 of 16.
-  const long group = PARTS == 1 && row1 - row0 <= 3 ? 4 : 2, at_once = PARTS == 1 ? group : 1;
+  const long most = PARTS == 1 && row1 - row0 <= 3 ? 4 : 2, at_once = PARTS == 1 ? most : 1;
   long tiles = (row1 - row0 + most_rows - 1) / most_rows, groups = w.k / GROUP;
-  for (long p = panel0; p < panel1; p += group) {
-    long panels = std::min(group, panel1 - p);
-    const void* next = w.panel(p + group);
-    Prefetch prefetch{&next, p + group < panel1, group * LANES * w.k * w.bits / 8, (int)std::max(1l, (group + tiles - 1) / tiles)};
+  for (Group group = claims.next(most), following; group.count > 0; group = following) {
+    following = claims.next(most);
+    long p = group.first, panels = group.count;
+    const void* next = w.panel(following.first);
+    Prefetch prefetch{&next, following.count > 0, most * LANES * w.k * w.bits / 8, (int)std::max(1l, (most + tiles - 1) / tiles)};
     for (long m = row0; m < row1; m += most_rows) {
       long rows = std::min(most_rows, row1 - m), first_scale = p * groups * LANES;
       for (long i = 0; i < panels; i += at_once, first_scale += at_once * groups * LANES) {
