@@ -121,6 +121,10 @@ static float reach(const Candidates& candidates, double target, Measure&& measur
   return load<float>(&prefix);
 }
 
+static void drop_below(float* w, long n, float bound) {
+  for (long i = 0; bound > 0 && i < n; i++) w[i] = w[i] >= bound ? w[i] : 0.0f;
+}
+
 static int64_t draw(const float* w, long n, double u) {
   static thread_local std::vector<double> sums;
   sums.clear();
@@ -185,7 +189,8 @@ static void sample_row(const Sampling& s, long row) {
   }
   weigh(x, s.vocab, highest, std::max(s.temperature[row], 1e-30f));
   long top_k = s.top_k[row] > 0 ? s.top_k[row] : s.vocab;
-  if (top_k >= s.vocab && s.top_p[row] >= 1 && s.min_p[row] == 0) {
+  if (top_k >= s.vocab && s.top_p[row] >= 1) {
+    drop_below(x, s.vocab, s.min_p[row]);
     s.token_ids[row] = draw(x, s.vocab, s.u[row]);
     return;
   }
