@@ -150,8 +150,9 @@ static void softmax_tile(Rows<T>& u, long first_row, long count, long first_key,
         x[g] = select(in_range(low - g * LANES, high - g * LANES), x[g], splat(MINUS_INFINITY));
       best = larger(x[g], best);
     }
-    float top = max_lanes(best);
-    if (top > split.max[r]) {
+    float top = split.max[r];
+    if (any_above(best, top)) {
+      top = max_lanes(best);
       float keep = std::exp2(split.max[r] - top);
       u.sum[r] *= keep;
       for (long d = 0; d < u.dim; d++) split.out[r * u.dim + d] *= keep;

@@ -102,6 +102,13 @@ static inline float max_lanes(v16f v) {
   return m;
 #endif
 }
+static inline bool any_above(v16f v, float bound) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)v, (__m512)splat(bound), _CMP_GT_OQ);
+#else
+  return max_lanes(v) > bound;
+#endif
+}
 static inline v16f select(v16i mask, v16f a, v16f b) { return (v16f)((mask & (v16i)a) | (~mask & (v16i)b)); }
 static inline v16f larger(v16f a, v16f b) {  // b where a is NaN
 #if defined(__AVX512F__)
