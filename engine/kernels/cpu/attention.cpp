@@ -6,9 +6,9 @@
 // with pair = 2 for bfloat16 and 1 for float. A cache of 8-bit integers has the same order; 16 float scales follow the
 // elements of a group, one of each token, and meet the scores (K) and the probabilities (V) instead of the elements.
 //
-// Softmax runs online (arXiv 2112.05682) over tiles of 64 keys at fixed positions, so that a token's result is the same
-// bits whether it is computed alone, in a chunk, or beside other requests. Partial results of SPLIT keys each are merged
-// in order, so threads may compute them apart: the work is a row of units, one per (sequence, kv head, query tokens), a
+// Keys are taken in splits of 256 at fixed positions, each with a softmax of its own, and the splits' results are merged in
+// order (arXiv 2112.05682). So a token's result is the same bits whether it is computed alone, in a chunk, or beside other
+// requests, and threads may compute splits apart: the work is a row of units, one per (sequence, kv head, query tokens), a
 // unit's splits are its parts, and each thread takes an equal share of all parts. What threads computed of a unit that
 // several of them share goes to `partials`, and is merged after a barrier:
 //
@@ -22,8 +22,7 @@
 #include <type_traits>
 #include <vector>
 
-constexpr long GROUPS_PER_TILE = 4, TILE = GROUPS_PER_TILE * LANES;
-constexpr long SPLIT = 256;  // also in engine/attention/cpu.py
+constexpr long SPLIT = 256, GROUPS = SPLIT / LANES;  // SPLIT also in engine/attention/cpu.py
 constexpr float MINUS_INFINITY = -INFINITY;
 
 static v16i in_range(long low, long high) {  // lanes of 16 keys: those in [low, high)
@@ -81,35 +80,25 @@ struct Partial {
 template <class T>
 struct Rows {
   long rows, dim;
-  std::vector<T> q;                  // [rows][dim]
-  std::vector<T> key_tile, value_tile;  // copies where the cache is not read as it is
-  std::vector<float> split, merged;  // a Partial each: of the split, of all splits before it
-  std::vector<v16f> sum;             // of the split; its lanes are added when it ends
-  std::vector<long> position;        // of each row's query token
-  std::vector<const T*> values;      // panels of one tile
+  std::vector<T> q;                       // [rows][dim]
+  std::vector<T> key_copies, value_copies;  // of one split, where the cache is not read as it is
+  std::vector<float> split, merged;       // a Partial each: of the split, of all splits before it
+  std::vector<long> position;             // of each row's query token
+  std::vector<const T*> values;           // panels of one split
 
   void start(long new_rows, long new_dim) {
     rows = new_rows, dim = new_dim;
     auto grow = [](auto& buffer, size_t n) {
       if (buffer.size() < n) buffer.resize(n);
     };
-    grow(q, rows * dim), grow(values, TILE * dim / LANES), grow(key_tile, TILE * dim), grow(value_tile, TILE * dim);
-    grow(split, rows * (dim + 2)), grow(merged, rows * (dim + 2)), grow(sum, rows), grow(position, rows);
-    clear(merged);
-    start_split();
+    grow(q, rows * dim), grow(values, GROUPS * dim), grow(key_copies, SPLIT * dim), grow(value_copies, SPLIT * dim);
+    grow(split, rows * (dim + 2)), grow(merged, rows * (dim + 2)), grow(position, rows);
+    clear(Partial(merged.data(), rows), 0, rows);
   }
-  void clear(std::vector<float>& partial) {
-    std::fill_n(partial.begin(), rows, MINUS_INFINITY);
-    std::fill_n(partial.begin() + rows, rows * (dim + 1), 0.0f);
-  }
-  void start_split() {
-    clear(split);
-    std::fill_n(sum.begin(), rows, v16f{});
-  }
-  Partial end_split() {
-    Partial partial(split.data(), rows);
-    for (long r = 0; r < rows; r++) partial.sum[r] = sum_lanes(sum[r]);
-    return partial;
+  void clear(Partial partial, long first, long count) const {
+    std::fill_n(partial.max + first, count, MINUS_INFINITY);
+    std::fill_n(partial.sum + first, count, 0.0f);
+    std::fill_n(partial.out + first * dim, count * dim, 0.0f);
   }
   // Not inlined: the same instructions, hence the same bits, wherever the partial result was computed.
   __attribute__((noinline)) void merge(Partial part) {
@@ -125,24 +114,24 @@ struct Rows {
   }
 };
 
-struct Scales {  // of the tokens of a tile
-  v16f key[GROUPS_PER_TILE], value[GROUPS_PER_TILE];
+struct Scales {  // of the tokens of a split
+  v16f key[GROUPS], value[GROUPS];
 };
 
-// Scores [count][TILE] of `count` rows and one tile -> probabilities relative to the running maximum; rescales what was
-// summed before.
+// Scores [count][SPLIT] of `count` rows and one split -> probabilities relative to the rows' maxima, and these and the sums.
 template <bool ROUNDED, class T>
-static void softmax_tile(Rows<T>& u, long first_row, long count, long first_key, long groups, const Scores& scores,
-                         const Scales& scales, const float* s, T* p) {
+static void softmax(Rows<T>& u, long first_row, long count, long first_key, long groups, const Scores& scores,
+                    const Scales& scales, const float* s, T* p) {
   Partial split(u.split.data(), u.rows);
-  for (long r = first_row; r < first_row + count; r++, s += TILE, p += TILE) {
-    // keys of the tile that this row sees: [low, high)
+  for (long r = first_row; r < first_row + count; r++, s += SPLIT, p += SPLIT) {
+    // keys of the split that this row sees: [low, high)
     long high = u.position[r] + 1 - first_key, low = std::max(0l, high - scores.window);
     if (high <= 0 || low >= groups * LANES) {
+      u.clear(split, r, 1);
       std::fill_n(p, groups * LANES, T{});
       continue;
     }
-    v16f best = splat(split.max[r]), x[GROUPS_PER_TILE];
+    v16f best = splat(MINUS_INFINITY), sum = {}, x[GROUPS];
     for (long g = 0; g < groups; g++) {
       v16f score = load<v16f>(s + g * LANES);
       x[g] = scores(ROUNDED ? score * scales.key[g] : score);
@@ -150,31 +139,23 @@ static void softmax_tile(Rows<T>& u, long first_row, long count, long first_key,
         x[g] = select(in_range(low - g * LANES, high - g * LANES), x[g], splat(MINUS_INFINITY));
       best = larger(x[g], best);
     }
-    float top = split.max[r];
-    if (any_above(best, top)) {
-      top = max_lanes(best);
-      float keep = std::exp2(split.max[r] - top);
-      u.sum[r] *= keep;
-      for (long d = 0; d < u.dim; d++) split.out[r * u.dim + d] *= keep;
-      split.max[r] = top;
-    }
-    v16f sum = u.sum[r];
+    float top = split.max[r] = max_lanes(best);
     for (long g = 0; g < groups; g++) {
       v16f e = vexp2(x[g] - top);
       store_floats(p + g * LANES, ROUNDED ? e * scales.value[g] : e);
       sum += e;
     }
-    u.sum[r] = sum;
+    split.sum[r] = sum_lanes(sum);
   }
 }
 
-// Columns of 16 for each of num_panels panels and at most ROWS rows; segments, k and accumulate as in tile().
+// Columns of 16 for each of num_panels panels and at most ROWS rows; segments and k as in tile().
 template <class T>
 static void product(const T* x, long ldx, const T* const* panels, long num_panels, long segments, long k, float* y,
-                    long ldy, long rows, bool accumulate, Prefetch& prefetch) {
+                    long ldy, long rows, Prefetch& prefetch) {
   for (long p = 0; p < num_panels; p += panels_at_once(rows))
     tile_function<T>(rows, std::min(panels_at_once(rows), num_panels - p))(
-        x, ldx, panels + p, num_panels, segments, k, y + p * LANES, ldy, accumulate, prefetch);
+        x, ldx, panels + p, num_panels, segments, k, y + p * LANES, ldy, prefetch);
 }
 
 // One call's tensors, and what a thread does with a unit.
@@ -217,10 +198,9 @@ struct Run {
     // keys that some row of the unit sees: [low, high)
     long low = std::max(0l, first + 1 - scores.window), high = first + unit.num_tokens;
     for (long part = first_part; part < last_part; part++) {
-      u.start_split();
-      long key = (unit.first_split + part - unit.first_part) * SPLIT, end = std::min(high, key + SPLIT);
-      for (long tile = std::max(low / TILE * TILE, key); tile < end; tile += TILE) attend_tile(unit, u, tile, low, high);
-      Partial result = u.end_split();
+      long key = (unit.first_split + part - unit.first_part) * SPLIT;
+      attend_split(unit, u, std::max(key, low / LANES * LANES), low, high);
+      Partial result(u.split.data(), u.rows);
       if (unit.slot < 0)
         u.merge(result);
       else
@@ -241,48 +221,61 @@ struct Run {
     return cache.group(block, unit.kv_head, key % a.block_size / LANES);
   }
 
-  // Where the tile after this one lies; at the end of a unit, the first of the next one.
-  long next_tile(const Unit* unit, long tile, long high, const void** regions) const {
-    long key = tile + TILE, count = 0;
+  // Where the split after this one lies; at the end of a unit, the first of the next one.
+  long next_split(const Unit* unit, long first_key, long high, const void** regions) const {
+    long key = end_of_split(first_key), count = 0;
     if (key >= high) {
       if ((++unit)->sequence < 0) return 0;
       high = position(*unit) + unit->num_tokens;
-      key = std::max(unit->first_split * SPLIT, (position(*unit) + 1 - scores.window) / TILE * TILE);
+      key = std::max(0l, position(*unit) + 1 - scores.window) / LANES * LANES;
     }
-    for (long end = std::min(high, key + TILE); key < end; key += LANES) {
+    for (long end = std::min(high, end_of_split(key)); key < end; key += LANES) {
       regions[count++] = cache.k + base(*unit, key);
       regions[count++] = cache.v + base(*unit, key);
     }
     return count;
   }
 
-  void attend_tile(const Unit& unit, Rows<T>& u, long tile, long low, long high) const {
-    long dim = a.head_dim, dim_panels = dim / LANES, groups = std::min(GROUPS_PER_TILE, (high - tile + LANES - 1) / LANES);
-    const T* keys[GROUPS_PER_TILE];
+  static long end_of_split(long key) { return (key / SPLIT + 1) * SPLIT; }
+
+  // The split from first_key on, a multiple of 16; of its keys, those in [low, high) belong to the unit.
+  void attend_split(const Unit& unit, Rows<T>& u, long first_key, long low, long high) const {
+    long dim = a.head_dim, dim_panels = dim / LANES;
+    long groups = (std::min(high, end_of_split(first_key)) - first_key + LANES - 1) / LANES;
+    const T* keys[GROUPS];
     Scales scales;
-    for (long g = 0; g < groups; g++) read_group(unit, tile, g, low, high, u, keys[g], scales);
-    const void* regions[2 * GROUPS_PER_TILE];
-    Prefetch prefetch{regions, next_tile(&unit, tile, high, regions), cache.group_bytes(), 4};
-    float* out = Partial(u.split.data(), u.rows).out;
-    alignas(64) float s[ROWS * TILE];
-    alignas(64) T p[ROWS * TILE];
+    for (long g = 0; g < groups; g++) read_group(unit, first_key, g, low, high, u, keys[g], scales);
+    const void* regions[2 * GROUPS];
+    Prefetch prefetch{regions, next_split(&unit, first_key, high, regions), cache.group_bytes(), 1};
+    prefetch.spread_over((u.rows + ROWS - 1) / ROWS * steps_of_row_block(groups));
+    Partial split(u.split.data(), u.rows);
+    alignas(64) float s[ROWS * SPLIT];
+    alignas(64) T p[ROWS * SPLIT];
     for (long r = 0; r < u.rows; r += ROWS) {
       // The last of these rows sees the most keys: what none of them sees is left out.
-      long count = std::min<long>(ROWS, u.rows - r), seen = u.position[r + count - 1] + 1 - tile;
+      long count = std::min<long>(ROWS, u.rows - r), seen = u.position[r + count - 1] + 1 - first_key;
       long seen_groups = std::min(groups, (seen + LANES - 1) / LANES);
-      if (seen <= 0) continue;
-      product(&u.q[r * dim], dim, keys, seen_groups, 1, dim, s, TILE, count, false, prefetch);
-      softmax_tile<Cache<T, S>::rounded>(u, r, count, tile, seen_groups, scores, scales, s, p);
-      product(p, TILE, u.values.data(), dim_panels, seen_groups, LANES, out + r * dim, dim, count, true, prefetch);
+      if (seen <= 0) {
+        u.clear(split, r, count);
+        continue;
+      }
+      product(&u.q[r * dim], dim, keys, seen_groups, 1, dim, s, SPLIT, count, prefetch);
+      softmax<Cache<T, S>::rounded>(u, r, count, first_key, seen_groups, scores, scales, s, p);
+      product(p, SPLIT, u.values.data(), dim_panels, seen_groups, LANES, split.out + r * dim, dim, count, prefetch);
     }
   }
+  // Steps of both products, of up to ROWS rows.
+  long steps_of_row_block(long groups) const {
+    long dim = a.head_dim, dim_panels = dim / LANES;
+    return ((groups + PANELS - 1) / PANELS * dim + (dim_panels + PANELS - 1) / PANELS * groups * LANES) / Pair<T>::k;
+  }
 
-  // Panels and scales of group g of a tile; of its keys, those in [low, high) belong to the unit.
-  void read_group(const Unit& unit, long tile, long g, long low, long high, Rows<T>& u, const T*& keys,
+  // Panels and scales of group g of a split.
+  void read_group(const Unit& unit, long first_key, long g, long low, long high, Rows<T>& u, const T*& keys,
                   Scales& scales) const {
-    long key = tile + g * LANES, size = LANES * a.head_dim, at = base(unit, key);
+    long key = first_key + g * LANES, size = LANES * a.head_dim, at = base(unit, key);
     bool edge = key < low || key + LANES > high;
-    T *key_copy = &u.key_tile[g * size], *copy = &u.value_tile[g * size];
+    T *key_copy = &u.key_copies[g * size], *copy = &u.value_copies[g * size];
     const T* values = copy;
     if constexpr (Cache<T, S>::rounded) {
       for (long i = 0; i < size; i += LANES) {

@@ -52,6 +52,7 @@ struct Prefetch {
   int lines_at_once;
   long offset = 0;
 
+  void spread_over(long steps) { lines_at_once = (int)(num_regions * bytes / 64 / std::max(1l, steps) + 1); }
   void step(int times = 1) {
     for (int i = 0; i < lines_at_once * times && num_regions > 0; i++) {
       __builtin_prefetch((const char*)*regions + offset, 0, 2);
@@ -61,16 +62,16 @@ struct Prefetch {
   }
 };
 
-// y[m][p * 16 ...] = (accumulate ? y : 0) + sum over segments s of x[m][s * k ...] . panels[s * stride + p]
+// y[m][p * 16 ...] = sum over segments s of x[m][s * k ...] . panels[s * stride + p]
 template <class T, int M, int P>
 static void tile(const T* x, long ldx, const T* const* panels, long stride, long segments, long k, float* y, long ldy,
-                 bool accumulate, Prefetch& shared_prefetch) {
+                 Prefetch& shared_prefetch) {
   Prefetch prefetch = shared_prefetch;  // a copy that no store can alias
   vf acc[M][P * PARTS];  // in registers only when every loop over it is unrolled
 #pragma GCC unroll 8
   for (int m = 0; m < M; m++)
 #pragma GCC unroll 8
-    for (int p = 0; p < P * PARTS; p++) acc[m][p] = accumulate ? load<vf>(y + m * ldy + p * WIDTH) : (vf){};
+    for (int p = 0; p < P * PARTS; p++) acc[m][p] = (vf){};
   for (long s = 0; s < segments; s++, x += k, panels += stride) {
     const T* w[P];
     for (int p = 0; p < P; p++) w[p] = panels[p];
@@ -94,7 +95,7 @@ static void tile(const T* x, long ldx, const T* const* panels, long stride, long
 }
 
 template <class T>
-using TileFunction = void (*)(const T*, long, const T* const*, long, long, long, float*, long, bool, Prefetch&);
+using TileFunction = void (*)(const T*, long, const T* const*, long, long, long, float*, long, Prefetch&);
 
 template <class T>
 static TileFunction<T> tile_function(long rows, long panels) {
@@ -166,7 +167,7 @@ static void matmul(const T* x, long ldx, const Packed<T>& w, long row0, long row
       long rows = std::min<long>(ROWS, row1 - m);
       for (long i = 0; i < panels; i += panels_at_once(rows))
         tile_function<T>(rows, std::min(panels_at_once(rows), panels - i))(
-            x + m * ldx, ldx, pointers + i, 0, 1, w.k, y[0] + i * LANES, PANELS * LANES, false, prefetch);
+            x + m * ldx, ldx, pointers + i, 0, 1, w.k, y[0] + i * LANES, PANELS * LANES, prefetch);
       for (long r = 0; r < rows; r++) epilogue(m + r, p * LANES, panels * LANES, y[r]);
     }
   }
