@@ -53,7 +53,7 @@ class EngineConfig(SchedulerConfig, frozen=True, kw_only=True):
     device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto takes a GPU where there is one.")] = "auto"
     kv_cache_dtype: Annotated[
         Literal["auto", "int8"],
-        Meta(description="int8 keeps twice the tokens in the same memory; auto follows the dtype."),
+        Meta(description="int8 keeps nearly twice the tokens of bfloat16 in the same memory; auto follows the dtype."),
     ] = "auto"
     attention_backend: Annotated[
         str,

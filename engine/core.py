@@ -68,6 +68,7 @@ class EngineCore:
             architecture=checkpoint.config.architecture,
             num_parameters=model.decoder.weights.num_parameters,
             dtype=str(spec.dtype).removeprefix("torch."),
+            kv_cache_dtype=str(spec.kv_cache_dtype or spec.dtype).removeprefix("torch."),
             quantization=model.quantization,
             device=spec.device.type,
             attention_backend=backend.name,

@@ -68,6 +68,7 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     architecture: str
     num_parameters: int
     dtype: str
+    kv_cache_dtype: str
     quantization: str
     """How the linear layers' weights are kept: none, int8, int4 or GGUF types."""
     device: str

@@ -33,7 +33,7 @@ class TorchReferenceAttention:
 
     @classmethod
     def unsupported(cls, spec: AttentionSpec) -> list[str]:
-        return ["keeps no int8 cache"] if spec.kv_cache_dtype == torch.int8 else []
+        return ["keeps no int8 cache; take kv_cache_dtype auto"] if spec.kv_cache_dtype == torch.int8 else []
 
     def __init__(self, spec: AttentionSpec) -> None:
         self.spec = spec

@@ -17,6 +17,7 @@ READY = CoreReady(
     architecture="stub",
     num_parameters=0,
     dtype="none",
+    kv_cache_dtype="none",
     quantization="none",
     device="none",
     attention_backend="none",

@@ -83,7 +83,7 @@ def _start_message(name: str, info: CoreReady, sampling: dict[str, Any], listene
         f"  machine    {info.device}, {info.num_threads} threads, {info.dtype}, quantization {info.quantization}",
         f"  attention  {info.attention_backend}",
         *(f"  note       {note}" for note in info.notes),
-        f"  KV cache   {info.kv_cache_tokens:,} tokens in blocks of {info.block_size};"
+        f"  KV cache   {info.kv_cache_tokens:,} tokens of {info.kv_cache_dtype} in blocks of {info.block_size};"
         f" context {info.max_model_len:,} tokens",
         *([f"  sampling   {_fields(sampling)}, unless a request says otherwise"] if sampling else []),
         f"  start-up   {total:.2f} s: " + ", ".join(f"{phase} {took:.2f}" for phase, took in phases.items()),

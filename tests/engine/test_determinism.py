@@ -69,6 +69,7 @@ def test_a_rounded_cache_changes_nothing_with_mates_chunks_or_preemption(folder)
     """8-bit keys and values: other tokens than in float32, but the same in every way of computing them."""
     rounded = {"kv_cache_dtype": "int8", "attention_backend": "cpu"}
     core = make_core(folder, **rounded, enable_prefix_caching=False)
+    assert core.ready.kv_cache_dtype == "int8"
     alone = [token_ids(core, [prompt], GREEDY)[0] for prompt in PROMPTS]
     assert token_ids(core, PROMPTS, GREEDY) == alone
     for settings in ({"max_num_batched_tokens": 17}, {"kv_cache_tokens": 256}):

@@ -48,6 +48,7 @@ class FakeEngine:
             architecture="FakeForCausalLM",
             num_parameters=0,
             dtype="float32",
+            kv_cache_dtype="float32",
             quantization="none",
             device="cpu",
             attention_backend="none",
