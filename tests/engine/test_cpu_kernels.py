@@ -288,6 +288,19 @@ def test_all_layers_in_one_call_are_the_layers_one_by_one(dtype, num_tokens):
         assert len(expected) == len(wanted)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_is_the_same_whoever_takes_its_panels(dtype):
+    """More threads than cores: some have not begun when others look for work."""
+    shape, results = (64, 400, 4, 2, 16), []
+    hidden, attention = torch.randn(5, shape[0]), torch.randn(5, shape[2], shape[4]).to(dtype)
+    for num_threads in (1, *[7] * 30):
+        _, ops = both_ops(shape, dtype)
+        ops.num_threads = num_threads
+        layer = make_layer(ops, shape, dtype, bias=True)
+        results.append(ops.attention_output(hidden.clone(), attention, layer))
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 def test_one_stream_is_shared_evenly():
     """Three key heads on two threads: the middle one is cut in two."""
     spec = AttentionSpec(9, 3, 64, torch.bfloat16, torch.device("cpu"), 16, (None,), 0.3)

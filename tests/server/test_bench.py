@@ -143,7 +143,7 @@ def test_throughput_for_real() -> None:
 
 
 def test_latency_for_real_and_its_plots(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = ["--batch-sizes", "1,3", "--input-lens", "8,40", "--output-len", "4", "--repeats", "1"]
+    sizes = ["--batch-sizes", "1,3", "--input-lens", "8,40", "--output-len", "100", "--repeats", "1"]
     table, report = run_bench("latency", str(tiny), "--config", "test", *sizes)
     assert [(each["input_len"], each["batch_size"]) for each in report["results"]] == [(8, 1), (8, 3), (40, 1), (40, 3)]
     assert all(each["ttft_ms"] > 0 and each["tpot_ms"] > 0 for each in report["results"])

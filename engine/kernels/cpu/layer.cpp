@@ -64,7 +64,7 @@ struct Share {  // what one thread does
     row0 = by_rows ? std::min(rows, tiles * thread / threads * ROWS) : rows * thread / threads;
     row1 = by_rows ? std::min(rows, tiles * (thread + 1) / threads * ROWS) : rows * (thread + 1) / threads;
   }
-  // Panels of `w` in units of `unit`, for the product after `products` others.
+  // Panels of `w` in units of `unit`, for the product that was begun last.
   Claims claims(const Linear& w, long unit, Part& own) const {
     long panels = round_up(w.n, LANES) / LANES;
     return by_rows ? Claims{&own, 0, 1, 1, panels, unit} : Claims{parts, thread, threads, products, panels, unit};
