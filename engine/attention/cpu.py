@@ -69,6 +69,7 @@ class CPUAttention:
         self.partials = torch.empty(0, most_rows * (spec.head_dim + 2))
         self._attention = getattr(load_library(), f"attention_{str(spec.dtype).removeprefix('torch.')}")
         self._attention.argtypes = [POINTER] * 7 + [ctypes.c_float, ctypes.c_float, LONG]
+        self.decode_plans: dict[int | None, tuple[tuple[bytes, bytes], _Plan]] = {}
         self.steps = {window: _Attention() for window in spec.windows}  # refilled by each step, at the same addresses
 
     def allocate(self, num_blocks: int) -> KVCache:
@@ -93,7 +94,7 @@ class CPUAttention:
         if num_tokens > len(self.out):
             self.out = torch.empty(num_tokens, spec.num_heads, spec.head_dim, dtype=spec.dtype)
         self.step_out = self.out[:num_tokens]
-        plans = {window: self._plan(metadata, window or UNLIMITED) for window in self.steps}
+        plans = {window: self._plan_again(metadata, window) for window in self.steps}
         num_slots = max(plan.num_slots for plan in plans.values())
         if num_slots > len(self.partials):
             self.partials = torch.empty(num_slots, self.partials.shape[1])
@@ -123,6 +124,18 @@ class CPUAttention:
         tensors = (q, k, v, self.step_out)
         self._attention(step, keys, values, *(tensor.data_ptr() for tensor in tensors), *scores)
         return self.step_out
+
+    def _plan_again(self, metadata: AttentionMetadata, window: int | None) -> _Plan:
+        """The last plan, as long as each sequence decodes one token more in the same splits of keys."""
+        starts, seq_lens = metadata.query_start_loc.numpy(), metadata.seq_lens.numpy().astype(np.int64)
+        if starts[-1] != len(seq_lens):
+            return self._plan(metadata, window or UNLIMITED)
+        splits = (-(-seq_lens // SPLIT)).tobytes(), (np.maximum(0, seq_lens - (window or UNLIMITED)) // SPLIT).tobytes()
+        known, plan = self.decode_plans.get(window, (None, None))
+        if plan is None or known != splits:
+            plan = self._plan(metadata, window or UNLIMITED)
+            self.decode_plans[window] = splits, plan
+        return plan
 
     def _plan(self, metadata: AttentionMetadata, window: int) -> _Plan:
         """Each thread gets an equal share of rows * keys, as near as whole parts allow."""

@@ -288,6 +288,23 @@ def test_all_layers_in_one_call_are_the_layers_one_by_one(dtype, num_tokens):
         assert len(expected) == len(wanted)
 
 
+@pytest.mark.parametrize("window", [None, 100])
+def test_decodes_grow_over_the_borders_of_splits(window):
+    """A plan is kept from step to step; keys come into a new split, and leave the window's oldest one."""
+    starts, generator = [250, 350, 1], torch.Generator().manual_seed(6)
+    spec = AttentionSpec(6, 2, 32, torch.float32, torch.device("cpu"), 16, (window,), 0.3)
+    caches = [
+        Cache(backend, spec, [start + 13 for start in starts]) for backend in (CPUAttention, TorchReferenceAttention)
+    ]
+    filled = [torch.randn(sum(starts), n, 32, generator=generator) for n in (6, 2, 2)]
+    for cache in caches:
+        cache.run(*filled, [0, 0, 0], starts)
+    for step in range(12):
+        now = [torch.randn(3, n, 32, generator=generator) for n in (6, 2, 2)]
+        actual, expected = (cache.run(*now, [start + step for start in starts], [1, 1, 1]) for cache in caches)
+        torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_product_is_the_same_whoever_takes_its_panels(dtype):
     """More threads than cores: some have not begun when others look for work."""

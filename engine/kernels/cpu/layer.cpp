@@ -328,7 +328,7 @@ void pack_quantised(const uint8_t* q, const uint16_t* scale, const uint16_t* min
     logits<T>(hidden, norm, *head, normed, scratch, out, rows, hidden_size, eps, threads);                          \
   }                                                                                                                 \
   void embed_##NAME(const Linear* w, const int64_t* ids, float* out, long rows, long columns, int threads) {        \
-    _Pragma("omp parallel for num_threads(threads) schedule(static)")                                               \
+    _Pragma("omp parallel for num_threads(rows < 16 ? 1 : threads) schedule(static)")                               \
     for (long r = 0; r < rows; r++) embed_row<T>(*w, ids[r], out + r * columns, columns);                           \
   }                                                                                                                 \
   void pack_##NAME(const T* weight, T* out, long n, long k, long padded_k, int threads) {                           \

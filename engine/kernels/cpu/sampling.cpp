@@ -200,6 +200,6 @@ static void sample_row(const Sampling& s, long row) {
 }
 
 extern "C" void sample(const Sampling* s) {
-#pragma omp parallel for num_threads(s->num_threads) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(std::max(1l, std::min<long>(s->rows, s->num_threads))) schedule(dynamic, 1)
   for (long row = 0; row < s->rows; row++) sample_row(*s, row);
 }
