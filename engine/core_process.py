@@ -74,6 +74,11 @@ def _serve(core: "EngineCore", socket: zmq.Socket[bytes]) -> None:
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(sys.stdin.fileno(), zmq.POLLIN)
+    # A signal that comes just before the wait would be noticed only after it: this makes the wait end.
+    signalled, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup)
+    poller.register(signalled, zmq.POLLIN)
     while True:
         ready = dict(poller.poll(0 if core.has_work else None))
         if sys.stdin.fileno() in ready:
