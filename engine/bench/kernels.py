@@ -40,7 +40,7 @@ class Stopwatch:
         self._target, self._names, self._seconds = target, names, seconds
 
     def run_layers(self, *args: Any) -> Tensor:
-        return each_layer(self, *args)  # type: ignore[arg-type]
+        return each_layer(self, *args)  # type: ignore[arg-type]  # has the methods by __getattr__
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._target, name)
@@ -188,7 +188,7 @@ def work_of_step(model: LoadedModel, num_seqs: int, context: int, query_len: int
     config, layers, head = model.decoder.config, model.decoder.weights.layers, model.decoder.weights.head
     dtype, rows = str(model.spec.dtype).removeprefix("torch."), num_seqs * query_len
     keys = [_keys(config, layer, context, query_len) for layer in range(config.num_layers)]
-    stored = 2 * config.num_kv_heads * config.head_dim * model.spec.dtype.itemsize  # bytes per token and layer
+    stored = 2 * config.num_kv_heads * model.spec.vector_bytes  # bytes per token and layer
     return {
         "attention_input": _products([layer.qkv for layer in layers], rows, dtype),
         "attention": Work(

@@ -133,6 +133,9 @@ def test_the_work_of_a_step(tiny, compiled):
     assert work["attention_input"].operations == 2 * 2 * layers * rows_of_weights * hidden
     assert work["attention_output"].num_bytes == layers * (hidden * hidden + 3 * hidden * mlp) * 4
     assert work["logits"].num_bytes == vocab * hidden * 4
+    rounded = loaded(tiny[0], dtype="float32", kv_cache_dtype="int8")
+    work = kernels.work_of_step(rounded, num_seqs=2, context=10, query_len=1)
+    assert work["attention"].num_bytes == 2 * layers * 10 * 2 * kv_heads * (head_dim + 4)
 
 
 def test_a_window_and_a_prefill_shorten_the_keys(tmp_path, compiled):

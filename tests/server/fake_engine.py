@@ -96,7 +96,8 @@ class FakeEngine:
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        batches = self.generate_many([(prompt_token_ids, params)], request_id=request_id)
+        choices = [(prompt_token_ids, params)]
+        batches = self.generate_many(choices, request_id=request_id, priority=priority, cache_salt=cache_salt)
         async with aclosing(batches):
             async for [(_, output)] in batches:
                 yield output

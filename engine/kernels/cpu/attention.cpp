@@ -80,11 +80,11 @@ struct Partial {
 template <class T>
 struct Rows {
   long rows, dim;
-  std::vector<T> q;                       // [rows][dim]
+  std::vector<T> q;                         // [rows][dim]
   std::vector<T> key_copies, value_copies;  // of one split, where the cache is not read as it is
-  std::vector<float> split, merged;       // a Partial each: of the split, of all splits before it
-  std::vector<long> position;             // of each row's query token
-  std::vector<const T*> values;           // panels of one split
+  std::vector<float> split, merged;         // a Partial each: of the split, of all splits before it
+  std::vector<long> position;               // of each row's query token
+  std::vector<const T*> values;             // panels of one split
 
   void start(long new_rows, long new_dim) {
     rows = new_rows, dim = new_dim;
