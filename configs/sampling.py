@@ -1,12 +1,21 @@
 """`SamplingParams`: how one request is decoded."""
 
 import math
+from typing import Literal
 
 import msgspec
 
 from configs.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
+
+
+class StructuredOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The language that the output has to belong to. The core compiles it, see engine/structured.py."""
+
+    kind: Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
+    source: str = ""
+    """By kind: nothing; a JSON schema; a regular expression; a JSON list of texts; EBNF; xgrammar's structural tag."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,7 +28,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     n: int = 1
     """Independent choices for the prompt."""
     max_tokens: int | None = 16
-    """Most tokens to generate; None means as many as the context holds."""
+    """Most tokens to generate; None means as many as the context holds, 0 that only the prompt is computed."""
     min_tokens: int = 0
     """End-of-sequence, stop ids and stop strings are held off until this many tokens exist."""
     temperature: float = 1.0
@@ -40,6 +49,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Added to the logits of these ids; -100 to 100."""
     bad_token_ids: tuple[int, ...] = ()
     """Ids that are never chosen."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """Only these ids are chosen; without any, all are."""
+    bad_words: tuple[str, ...] = ()
+    """Texts whose last token is never chosen behind the others. The engine's text side makes `bad_sequences` of them."""
+    bad_sequences: tuple[tuple[int, ...], ...] = ()
+    """Sequences of token ids that the output does not hold: the last id is not chosen where the others came before."""
+    structured: StructuredOutput | None = None
+    """Only tokens that keep the output within this language are chosen; it ends where the language does."""
     seed: int | None = None
     """The same seed, prompt and parameters give the same tokens, whatever else is in the batch."""
     stop: tuple[str, ...] = ()
@@ -54,10 +71,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Leave special tokens out of the text."""
     logprobs: int | None = None
     """Log-probabilities of the chosen token and of this many likeliest ones, from the raw model distribution."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """With `logprobs`: these ids' log-probabilities come behind the likeliest ones."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, for each token of the prompt but the first, which nothing predicts."""
+    pooling: Literal["last", "mean"] | None = None
+    """The request is an embedding: of the prompt's final hidden states, the last one or their mean. Needs max_tokens 0."""
 
     def __post_init__(self) -> None:
         _check("n", self.n >= 1, self.n, "at least 1")
-        _check("max_tokens", self.max_tokens is None or self.max_tokens >= 1, self.max_tokens, "at least 1")
+        _check("max_tokens", self.max_tokens is None or self.max_tokens >= 0, self.max_tokens, "at least 0")
         _check("min_tokens", self.min_tokens >= 0, self.min_tokens, "at least 0")
         if self.max_tokens is not None:
             _check("min_tokens", self.min_tokens <= self.max_tokens, self.min_tokens, "at most max_tokens")
@@ -78,12 +101,15 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         _check("stop", all(self.stop), self.stop, "non-empty strings")
         for token_id, bias in (self.logit_bias or {}).items():
             _check("logit_bias", -100 <= bias <= 100, {token_id: bias}, "between -100 and 100")
-        allowed = self.logprobs is None or 0 <= self.logprobs <= MAX_LOGPROBS
-        _check("logprobs", allowed, self.logprobs, f"between 0 and {MAX_LOGPROBS}")
+        for name in ("logprobs", "prompt_logprobs"):
+            count = getattr(self, name)
+            _check(name, count is None or 0 <= count <= MAX_LOGPROBS, count, f"between 0 and {MAX_LOGPROBS}")
+        _check("bad_words", all(self.bad_words), self.bad_words, "non-empty texts")
+        _check("pooling", self.pooling is None or self.max_tokens == 0, self.max_tokens, "used with max_tokens 0")
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` for ids outside the vocabulary of `vocab_size` tokens."""
-        for name in ("stop_token_ids", "bad_token_ids", "logit_bias"):
+        for name in ("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
             for token_id in getattr(self, name) or ():
                 inside = 0 <= token_id < vocab_size
                 _check(name, inside, token_id, f"token ids between 0 and {vocab_size - 1}")
