@@ -7,6 +7,8 @@ ENV PATH=/opt/octavo/bin:$PATH
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY pyproject.toml constraints.txt README.md octavo.py ./
 RUN pip install --no-cache-dir --index-url $TORCH_INDEX -c constraints.txt torch
+# Without what it declares: triton comes with PyTorch where there is a GPU.
+RUN pip install --no-cache-dir --no-deps -c constraints.txt xgrammar
 COPY configs configs
 COPY scheduler scheduler
 COPY engine engine

@@ -21,6 +21,8 @@ setup: .venv/installed $(CHECKPOINT)
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@# torch first and alone, so that its CPU build satisfies what follows
 	@$(PIP) torch
+	@# without what it declares: triton, 1 GB that only a GPU uses
+	@$(PIP) --no-deps xgrammar
 	@$(PIP) --editable .
 	@$(BIN)/python -m engine.kernels.cpu
 	@touch $@

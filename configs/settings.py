@@ -94,6 +94,33 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
     max_choices: Annotated[int, Meta(ge=1, description="Most choices of one request: its prompts times `n`.")] = 1024
     max_stop_strings: Annotated[int, Meta(ge=1, description="Most `stop` strings of one request.")] = 16
     max_stop_chars: Annotated[int, Meta(ge=1, description="Most characters of one `stop` string.")] = 1024
+    strict_fields: Annotated[
+        bool, Meta(description="Refuse request fields that no route knows, instead of ignoring and reporting them.")
+    ] = False
+    sse_keep_alive_interval: Annotated[
+        float, Meta(ge=0, description="Seconds without an event after which a stream sends a comment; 0: none.")
+    ] = 0
+    enable_force_include_usage: Annotated[
+        bool, Meta(description="Every stream ends with its usage, as if stream_options.include_usage were set.")
+    ] = False
+    pooling: Annotated[
+        Literal["last", "mean"],
+        Meta(description="Embeddings are the last token's final hidden state, or the mean of all."),
+    ] = "last"
+    max_stored_responses: Annotated[
+        int, Meta(ge=0, description="Most finished responses of /v1/responses that are kept to be continued.")
+    ] = 1000
+    max_stored_response_bytes: Annotated[
+        int, Meta(ge=0, description="Most bytes that those responses take, each with the conversation before it.")
+    ] = 256 * 2**20
+    tool_call_parser: Annotated[
+        Literal["auto", "hermes", "llama3_json", "mistral", "pythonic"],
+        Meta(description="How the model writes tool calls; auto tells it by the chat template."),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        Literal["auto", "none", "think"],
+        Meta(description="Whether the answer's `<think>` part is split off; auto tells it by the chat template."),
+    ] = "auto"
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least severe lines that are logged.")
     ] = "info"

@@ -1,23 +1,28 @@
 """`AsyncEngine`: the engine as the server sees it. Text in this process, tokens in the core's. Imports no torch."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from configs.errors import EngineDead, InvalidRequest
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 
+from .beam_search import beam_search
 from .checkpoints import Checkpoint
 from .core_client import CORE, CoreClient
-from .input_processor import InputProcessor
-from .messages import AbortRequests, AddRequest, CoreReady, TokenOutput
+from .input_processor import InputProcessor, RenderedChat
+from .messages import AbortRequests, AddRequest, CoreReady, TokenLogprobs, TokenOutput
 from .output_mailbox import Mailbox
 from .output_processor import OutputProcessor
-from .outputs import OutputBatch, RequestOutput
+from .outputs import CompletionOutput, OutputBatch, RequestOutput
+from .text.detokenizer import Detokenizer
 from .text.tokenizer import Tokenizer
+
+Result = TypeVar("Result")
 
 _LONG_TEXT = 2000
 """Characters; shorter texts are encoded on the event loop, in less time than a change of threads takes."""
@@ -72,9 +77,22 @@ class AsyncEngine:
             return self._inputs.encode(text, add_special_tokens=add_special_tokens)
         return await self._in_thread(lambda: self._inputs.encode(text, add_special_tokens=add_special_tokens))
 
-    async def encode_chat(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> list[int]:
-        """Token ids of the chat as the template renders it. Raises `InvalidRequest` when it refuses."""
-        return await self._in_thread(lambda: self._inputs.encode_chat(messages, **template_kwargs))
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """See `Tokenizer.decode`."""
+        return await self._in_thread(lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
+
+    @property
+    def chat_template(self) -> str | None:
+        """Source of the chat template in use."""
+        return self._inputs.chat_template
+
+    async def render_chat(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> RenderedChat:
+        """See `InputProcessor.render_chat`."""
+        return await self._in_thread(lambda: self._inputs.render_chat(messages, **kwargs))
+
+    async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """See `InputProcessor.encode_infill`."""
+        return await self._in_thread(lambda: self._inputs.encode_infill(prefix, suffix))
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         """Raise `InvalidRequest` or `ContextLengthExceeded` for what the core could not answer."""
@@ -135,6 +153,75 @@ class AsyncEngine:
         finally:
             self._forget(list(running), in_core=True)
 
+    async def embed(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        request_id: str,
+        pooling: Literal["last", "mean"],
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[list[float]]:
+        """An embedding of each prompt, see `SamplingParams.pooling`; not scaled to length 1.
+
+        Cancelling aborts what still runs. Raises what `generate_many` does.
+        """
+        params = SamplingParams(max_tokens=0, pooling=pooling)
+        choices = [(token_ids, params) for token_ids in prompts]
+        embeddings: list[list[float]] = [[] for _ in prompts]
+        batches = self.generate_many(choices, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        async with aclosing(batches):
+            async for batch in batches:
+                for index, output in batch:
+                    assert output.embedding is not None, output
+                    embeddings[index] = output.embedding
+        return embeddings
+
+    async def beam_search(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        length_penalty: float,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[CompletionOutput]:
+        """The `params.n` best sequences of max_tokens tokens at most, best first; see `engine/beam_search.py`.
+
+        n is at most `MAX_LOGPROBS` / 2. Of the parameters only max_tokens, ignore_eos and skip_special_tokens apply.
+        """
+        one_token = SamplingParams(max_tokens=1, temperature=0, logprobs=2 * params.n, ignore_eos=True)
+        steps = itertools.count()
+
+        async def next_tokens(sequences: Sequence[list[int]]) -> list[TokenLogprobs]:
+            found: dict[int, TokenLogprobs] = {}
+            batches = self.generate_many(
+                [(prompt_token_ids + sequence, one_token) for sequence in sequences],
+                request_id=f"{request_id}-{next(steps)}",
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+            async with aclosing(batches):
+                async for batch in batches:
+                    found |= {index: output.logprobs[0] for index, output in batch if output.logprobs}
+            return [found[index] for index in range(len(sequences))]
+
+        limit = self.info.max_model_len - len(prompt_token_ids)
+        beams = await beam_search(
+            next_tokens,
+            width=params.n,
+            max_tokens=limit if params.max_tokens is None else params.max_tokens,
+            length_penalty=length_penalty,
+            eos_token_ids=() if params.ignore_eos else self.checkpoint.eos_token_ids,
+        )
+        outputs = []
+        for index, beam in enumerate(beams):
+            reason = "stop" if beam.ended else "length"
+            text = Detokenizer(self.tokenizer, prompt_token_ids, params).push(beam.token_ids, reason).text
+            outputs.append(CompletionOutput(index, text, beam.token_ids, finish_reason=reason))
+        return outputs
+
     async def shutdown(self) -> None:
         """End the core process; requests that still run fail with `EngineDead`."""
         self._watcher.cancel()
@@ -178,5 +265,5 @@ class AsyncEngine:
         for mailbox in self._mailboxes.values():
             mailbox.die(self._death)
 
-    async def _in_thread(self, work: Callable[[], list[int]]) -> list[int]:
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

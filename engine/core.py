@@ -20,13 +20,16 @@ from .input_batch import InputBatch
 from .kv_cache import plan_num_blocks
 from .loading import load_model
 from .machine import usable_cores
-from .messages import AddRequest, CoreReady, TokenLogprobs, TokenOutput
-from .model_runner import ModelRunner
+from .messages import AddRequest, CoreReady, TokenOutput
+from .model_runner import ModelRunner, StepResult
 from .models.config import ModelConfig, rope_cache_key
+from .prompt_reader import PromptAnswer
 
 logger = logging.getLogger("octavo.engine")
 
 T = TypeVar("T")
+
+_NO_ANSWER = PromptAnswer()
 
 
 class EngineCore:
@@ -126,7 +129,7 @@ class EngineCore:
         for request_id, reason in result.failed.items():
             logger.error("request %s failed: %s", request_id, reason)
         updates = self.scheduler.update_from_output(scheduled, result.token_ids, result.failed)
-        return [_token_output(request, new, result.logprobs) for request, new in updates]
+        return [_token_output(request, new, result) for request, new in updates]
 
     def _allocate(self, backend: AttentionBackend, spec: AttentionSpec, max_model_len: int) -> int:
         num_blocks, notes = plan_num_blocks(
@@ -171,12 +174,15 @@ def max_context(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _token_output(request: Request, new_token_ids: list[int], logprobs: dict[str, TokenLogprobs]) -> TokenOutput:
-    entry = logprobs.get(request.request_id) if new_token_ids else None
+def _token_output(request: Request, new_token_ids: list[int], result: StepResult) -> TokenOutput:
+    entry = result.logprobs.get(request.request_id) if new_token_ids else None
+    prompt = result.prompts.get(request.request_id, _NO_ANSWER)
     return TokenOutput(
         request_id=request.request_id,
         new_token_ids=new_token_ids,
         logprobs=[entry] if entry else None,
+        prompt_logprobs=prompt.logprobs,
+        embedding=prompt.embedding,
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         num_cached_tokens=request.num_cached_tokens,

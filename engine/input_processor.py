@@ -1,10 +1,11 @@
 """`InputProcessor`: texts and chats to token ids, and what can be checked before the core sees them. No torch."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from configs.errors import ContextLengthExceeded, InvalidRequest, SettingsError
+from configs.errors import CheckpointError, ContextLengthExceeded, InvalidRequest, SettingsError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 
@@ -12,9 +13,15 @@ from .bundled import locate_model
 from .checkpoints import open_checkpoint
 from .messages import CoreReady
 from .text.chat_template import ChatTemplate
+from .text.infill import infill_prompt
 from .text.tokenizer import load_tokenizer
 
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+class RenderedChat(NamedTuple):
+    text: str
+    token_ids: list[int]
 
 
 class InputProcessor:
@@ -28,6 +35,7 @@ class InputProcessor:
         if config.chat_template is not None:
             template = _read_template(Path(config.chat_template))
         self._chat_template = ChatTemplate(template, self.tokenizer.special_tokens)
+        self._template_of = lru_cache(maxsize=16)(self._compile_template)
         self.default_sampling: dict[str, Any] = {}
         """Fields of `SamplingParams` for requests that leave them out."""
         if config.generation_config == "auto":
@@ -37,9 +45,25 @@ class InputProcessor:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> list[int]:
-        """Token ids of the rendered chat; the template writes the special tokens itself."""
-        return self.tokenizer.encode(self._chat_template.render(messages, **template_kwargs), False)
+    def render_chat(
+        self, messages: Sequence[dict[str, Any]], *, chat_template: str | None = None, **template_kwargs: Any
+    ) -> RenderedChat:
+        """The chat as the template renders it, or `chat_template` instead; it writes the special tokens itself.
+
+        Raises `InvalidRequest` when there is no template, or it refuses.
+        """
+        template = self._chat_template if chat_template is None else self._template_of(chat_template)
+        text = template.render(messages, **template_kwargs)
+        return RenderedChat(text, self.tokenizer.encode(text, False))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template's source."""
+        return self._chat_template.source
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Token ids that ask for what comes between. Raises `InvalidRequest` for a model without tokens for that."""
+        return infill_prompt(self.tokenizer, prefix, suffix)
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams, info: CoreReady) -> None:
         """Raise `InvalidRequest` or `ContextLengthExceeded` for what the core could not answer."""
@@ -53,11 +77,12 @@ class InputProcessor:
         params.check_token_ids(info.vocab_size)
         num_prompt_tokens, limit = len(prompt_token_ids), info.max_model_len
         # The last token of an output needs no place in the KV cache.
-        room = min(limit, info.kv_cache_tokens + 1) - num_prompt_tokens
-        if room < 1:
+        num_output = 0 if params.max_tokens == 0 else 1
+        most = min(limit, info.kv_cache_tokens + num_output)
+        if num_prompt_tokens + num_output > most:
             raise ContextLengthExceeded(
-                f"the prompt has {num_prompt_tokens} tokens, but with one output token the context "
-                f"holds at most {num_prompt_tokens + room}",
+                f"the prompt has {num_prompt_tokens} tokens, but {'with one output token ' * num_output}the context "
+                f"holds at most {most}",
                 param="prompt",
             )
         if params.max_tokens is not None and num_prompt_tokens + params.max_tokens > limit:
@@ -66,6 +91,13 @@ class InputProcessor:
                 f"{num_prompt_tokens + params.max_tokens}, but the context holds at most {limit}",
                 param="max_tokens",
             )
+
+    def _compile_template(self, source: str) -> ChatTemplate:
+        """A request's own template."""
+        try:
+            return ChatTemplate(source, self.tokenizer.special_tokens)
+        except CheckpointError as error:
+            raise InvalidRequest(str(error), param="chat_template") from error
 
 
 def _read_template(path: Path) -> str:

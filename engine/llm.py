@@ -2,11 +2,11 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
-from configs.errors import RequestError, SettingsError
+from configs.errors import RequestError, RequestFailed, SettingsError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 from configs.sources import did_you_mean, resolve
@@ -53,11 +53,7 @@ class LLM:
         Results are in the order of the prompts. Without parameters, the checkpoint's own apply. Raises
         `InvalidRequest` before anything runs; a request that fails later has finish reason `error`.
         """
-        requests = []
-        for prompt in _as_list(prompts):
-            text = prompt if isinstance(prompt, str) else None
-            token_ids = self._inputs.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            requests.append(CompletedRequest(text, token_ids, []))
+        requests = self._requests(prompts)
         return self._run(requests, self._params_of_each(sampling_params, len(requests)))
 
     def chat(
@@ -68,8 +64,32 @@ class LLM:
     ) -> list[CompletedRequest]:
         """Answer one chat (a list of messages) or several (a list of such lists)."""
         chats = [messages] if isinstance(messages[0], Mapping) else messages
-        requests = [CompletedRequest(None, self._inputs.encode_chat(chat, **template_kwargs), []) for chat in chats]
+        rendered = [self._inputs.render_chat(chat, **template_kwargs) for chat in chats]
+        requests = [CompletedRequest(text, token_ids, []) for text, token_ids in rendered]
         return self._run(requests, self._params_of_each(sampling_params, len(requests)))
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: Literal["last", "mean"] = "last") -> list[list[float]]:
+        """The final hidden state of each prompt's last token, or the mean over its tokens; not scaled to length 1.
+
+        Raises `InvalidRequest` before anything runs, and `RequestFailed` when one of them fails later.
+        """
+        requests = self._requests(prompts)
+        params = SamplingParams(max_tokens=0, pooling=pooling)
+        embeddings = []
+        for request in self._run(requests, [params] * len(requests)):
+            [output] = request.outputs
+            if output.embedding is None:
+                raise RequestFailed(output.error or "")
+            embeddings.append(output.embedding)
+        return embeddings
+
+    def _requests(self, prompts: Prompt | Sequence[Prompt]) -> list[CompletedRequest]:
+        requests = []
+        for prompt in _as_list(prompts):
+            text = prompt if isinstance(prompt, str) else None
+            token_ids = self._inputs.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            requests.append(CompletedRequest(text, token_ids, []))
+        return requests
 
     def _params_of_each(
         self, params: SamplingParams | Sequence[SamplingParams] | None, count: int

@@ -26,12 +26,13 @@ class RawLogprobs:
         """One per row, for the tokens chosen there (int64 [rows]); empty when no row asked."""
         if not self._counts:
             return []
-        chosen = torch.from_numpy(token_ids[self._rows]).to(self._logprobs.device)
-        logprobs: list[float] = self._logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+        chosen = self._logprobs.gather(1, torch.from_numpy(token_ids[self._rows, None]).to(self._logprobs.device))
+        logprobs: list[float] = chosen[:, 0].tolist()
+        ranks: list[int] = (self._logprobs > chosen).sum(1).add(1).tolist()
         ids: list[list[int]] = self._top.indices.tolist()
         values: list[list[float]] = self._top.values.tolist()
         entries: list[TokenLogprobs | None] = [None] * len(token_ids)
         for index, (row, count) in enumerate(zip(self._rows.tolist(), self._counts, strict=True)):
             top = list(zip(ids[index][:count], values[index][:count], strict=True))
-            entries[row] = TokenLogprobs(int(token_ids[row]), logprobs[index], top)
+            entries[row] = TokenLogprobs(int(token_ids[row]), logprobs[index], top, ranks[index])
         return entries

@@ -30,12 +30,14 @@ class AbortRequests(msgspec.Struct, frozen=True, tag=True):
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Natural logarithms of the raw model distribution at one output position."""
+    """Natural logarithms of the raw model distribution at one position."""
 
     token_id: int
     logprob: float
     top: list[tuple[int, float]]
     """The likeliest ids with their logprobs, best first; as many as were asked for."""
+    rank: int | None = None
+    """Of `token_id`: 1 for the likeliest."""
 
 
 class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -44,6 +46,10 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     request_id: str
     new_token_ids: list[int] = []
     logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of all tokens of the prompt but the first: with the request's first output, if they were asked for."""
+    embedding: list[float] | None = None
+    """The pooled final hidden states of the prompt, not scaled to length 1; comes as `prompt_logprobs` do."""
     finish_reason: str | None = None
     """stop, length, abort or error."""
     stop_reason: int | None = None

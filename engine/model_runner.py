@@ -1,6 +1,7 @@
 """`ModelRunner`: one scheduled step on the device.
 
-execute   rows and input arrays -> tensors -> attention prepared once -> all layers -> logits of the rows that sample
+execute   rows and input arrays -> tensors -> attention prepared once -> all layers -> what is asked about prompts
+          -> logits of the rows that sample
 sample    logits -> token ids, which go back into the rows
 """
 
@@ -16,6 +17,7 @@ from .attention.metadata import AttentionBackend, AttentionMetadata
 from .input_batch import InputBatch, StepInputs
 from .messages import TokenLogprobs
 from .models.decoder import Decoder
+from .prompt_reader import PromptAnswer, PromptReaders
 from .sampler import sample
 
 
@@ -25,6 +27,8 @@ class StepLogits:
 
     inputs: StepInputs
     logits: Tensor  # float32 [rows that sample, vocab]
+    prompts: dict[str, PromptAnswer | None]
+    """By request id: of the prompts that end with this step and are asked about; None where the request fails."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,8 @@ class StepResult:
     token_ids: dict[str, int]
     failed: dict[str, str]
     logprobs: dict[str, TokenLogprobs]
+    prompts: dict[str, PromptAnswer]
+    """Of those who have not failed."""
 
 
 class ModelRunner:
@@ -44,12 +50,16 @@ class ModelRunner:
         self._backend = backend
         self._batch = batch
         self._device = device
+        self._readers = PromptReaders()
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> StepLogits:
         """Compute the step's tokens: their KV, and the logits of the rows that sample."""
         self._batch.update(output)
+        self._readers.update(output)
         inputs = self._batch.inputs(output.scheduled)
+        readings = self._readers.readings(output.scheduled, inputs.query_start_loc)
+        wanted = self._readers.wanted(readings, inputs.logit_indices)
         self._backend.prepare(
             AttentionMetadata(
                 query_start_loc=self._tensor(inputs.query_start_loc),
@@ -62,29 +72,36 @@ class ModelRunner:
             self._tensor(inputs.token_ids),
             self._tensor(inputs.positions),
             self._tensor(inputs.rope_lengths),
-            self._tensor(inputs.logit_indices),
+            self._tensor(wanted),
             self._backend,
         )
-        return StepLogits(inputs, self._model.compute_logits(hidden))
+        answers = {}
+        if readings:
+            answers = self._readers.read(readings, hidden, wanted, self._model)
+            hidden = hidden[self._tensor(np.searchsorted(wanted, inputs.logit_indices))]
+        return StepLogits(inputs, self._model.compute_logits(hidden), answers)
 
     @torch.inference_mode()
     def sample(self, step: StepLogits) -> StepResult:
         """Choose the next token of each row that samples, and append it to the row."""
         inputs = step.inputs
+        prompts = {request_id: answer for request_id, answer in step.prompts.items() if answer is not None}
+        failed = dict.fromkeys(step.prompts.keys() - prompts.keys(), "the model's output is not a number")
         if not inputs.sample_ids:
-            return StepResult({}, {}, {})
+            return StepResult({}, failed, {}, prompts)
         sampled = sample(step.logits, self._batch.sampling, inputs.sample_rows, self._model.ops)
         good = ~sampled.failed
         self._batch.append(inputs.sample_rows[good], sampled.token_ids[good])
-        token_ids, failed, logprobs = {}, {}, {}
+        token_ids, logprobs = {}, {}
         for index, (request_id, token_id) in enumerate(zip(inputs.sample_ids, sampled.token_ids.tolist(), strict=True)):
             if sampled.failed[index]:
                 failed[request_id] = "the model's output is not a number, or no token is allowed"
+                prompts.pop(request_id, None)
                 continue
             token_ids[request_id] = token_id
             if sampled.logprobs and (entry := sampled.logprobs[index]):
                 logprobs[request_id] = entry
-        return StepResult(token_ids, failed, logprobs)
+        return StepResult(token_ids, failed, logprobs, prompts)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

@@ -53,4 +53,10 @@ def _merge(old: TokenOutput, new: TokenOutput) -> TokenOutput:
         logprobs = new.logprobs
     elif new.logprobs is not None:
         logprobs.extend(new.logprobs)
-    return msgspec.structs.replace(new, new_token_ids=old.new_token_ids, logprobs=logprobs)
+    return msgspec.structs.replace(
+        new,
+        new_token_ids=old.new_token_ids,
+        logprobs=logprobs,
+        prompt_logprobs=old.prompt_logprobs,  # those and the embedding come with the first output
+        embedding=old.embedding,
+    )

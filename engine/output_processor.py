@@ -39,4 +39,6 @@ class OutputProcessor:
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=output.num_cached_tokens,
             num_output_tokens=self._num_output_tokens,
+            prompt_logprobs=output.prompt_logprobs,
+            embedding=output.embedding,
         )

@@ -21,6 +21,10 @@ class RequestOutput(msgspec.Struct, frozen=True):
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of all tokens of the prompt but the first; whole, in the request's first output."""
+    embedding: list[float] | None = None
+    """Pooled final hidden states of the prompt, not scaled to length 1; whole, in the only output."""
 
 
 OutputBatch = list[tuple[int, RequestOutput]]
@@ -40,12 +44,18 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     error: str | None = None
     """Why, when `finish_reason` is error."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    embedding: list[float] | None = None
 
     def extend(self, delta: RequestOutput) -> None:
         self.text += delta.text
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
             self.logprobs = (self.logprobs or []) + delta.logprobs
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.embedding is not None:
+            self.embedding = delta.embedding
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
 

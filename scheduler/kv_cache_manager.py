@@ -46,7 +46,7 @@ class KVCacheManager:
 
         The last token is never part of it: its logits are what the request waits for.
         """
-        if not self.enable_prefix_caching:
+        if not self.enable_prefix_caching or request.reads_whole_prompt:
             return []
         hashes = self._block_hashes(request, (request.num_tokens - 1) // self.block_size)
         found: list[int] = []

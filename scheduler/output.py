@@ -37,7 +37,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
     new_block_ids: list[int]
     """Appended to the request's block table; for a `NewRequest` the whole table."""
     needs_sample: bool
-    """True when the step reaches the last known token, so that the next one can be sampled."""
+    """True when the step reaches the last known token, so that the next one can be sampled, and one is wanted."""
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):

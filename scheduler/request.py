@@ -48,6 +48,7 @@ class Request:
         "stop_reason",
         "stop_token_ids",
         "token_ids",
+        "wants_output",
     )
 
     def __init__(
@@ -69,6 +70,7 @@ class Request:
         self.arrival_time = arrival_time
         self.eos_token_ids = () if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(self.eos_token_ids).union(sampling_params.stop_token_ids)
+        self.wants_output = sampling_params.max_tokens != 0
         self.priority = priority
         self.extra_keys = extra_keys
         self.seed = seed
@@ -110,6 +112,13 @@ class Request:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+    @property
+    def reads_whole_prompt(self) -> bool:
+        """Whether every position of the prompt has to be computed, cached or not: what is asked about the prompt
+        leaves with the first output token or at the end, so a preempted request starts over until then."""
+        params = self.sampling_params
+        return self.num_output_tokens == 0 and (params.prompt_logprobs is not None or params.pooling == "mean")
 
     @property
     def is_finished(self) -> bool:

@@ -81,18 +81,20 @@ class Scheduler:
         """Put a request into the queue.
 
         Raises `InvalidRequest` for an empty prompt or an id that is in use, and `ContextLengthExceeded` for a
-        prompt that leaves no room for an output token, in the model's context or in the whole KV cache. A
-        request whose output outgrows either ends there with finish reason `length`.
+        prompt that leaves no room for an output token, if one is wanted, in the model's context or in the whole
+        KV cache. A request whose output outgrows either ends there with finish reason `length`.
         """
         if request.request_id in self.requests:
             raise InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id")
         if request.num_prompt_tokens == 0:
             raise InvalidRequest("the prompt is empty", param="prompt")
-        if request.num_prompt_tokens >= self.max_total_tokens:
-            limit = "model's context" if self.max_total_tokens == self.max_model_len else "KV cache"
+        num_output = int(request.wants_output)
+        limit = min(self.max_model_len, self.kv.max_tokens + num_output)
+        if request.num_prompt_tokens + num_output > limit:
+            holder = "model's context" if limit == self.max_model_len else "KV cache"
             raise ContextLengthExceeded(
-                f"the prompt has {request.num_prompt_tokens} tokens, but with one output token "
-                f"the {limit} holds at most {self.max_total_tokens}",
+                f"the prompt has {request.num_prompt_tokens} tokens, but {'with one output token ' * num_output}"
+                f"the {holder} holds at most {limit}",
                 param="prompt",
             )
         priority = request.priority if self.config.scheduling_policy == "priority" else 0
@@ -133,7 +135,7 @@ class Scheduler:
         """Book what the engine computed.
 
         `sampled` has a token id for every row with `needs_sample`, `failed` a reason for every request that
-        the engine gives up. Returns (request, new token ids) of the rows that sampled or failed, in the order
+        the engine gives up. Returns (request, new token ids) of the rows that caught up or failed, in the order
         of the batch; a request that ends with this step has its `finish_reason` set. Requests that were
         aborted since `schedule` are passed over.
         """
@@ -148,14 +150,14 @@ class Scheduler:
                 continue
             request.num_computed_tokens += row.num_scheduled_tokens
             self.kv.register_full_blocks(request)
-            if row.needs_sample:
-                token_id = sampled[row.request_id]
-                request.token_ids.append(token_id)
+            if request.num_behind == 0:
+                new_token_ids = [sampled[row.request_id]] if row.needs_sample else []
+                request.token_ids += new_token_ids
                 cause = stop_cause(request, self.max_total_tokens)
                 if cause is not None:
                     reason, request.stop_reason = cause
                     self._finish(request, reason)
-                results.append((request, [token_id]))
+                results.append((request, new_token_ids))
         return results
 
     def check_integrity(self) -> None:
@@ -270,7 +272,7 @@ def _share_of_step(request: Request, num_tokens: int, new_block_ids: list[int]) 
         num_computed_tokens=num_computed_tokens,
         num_scheduled_tokens=num_tokens,
         new_block_ids=new_block_ids,
-        needs_sample=num_computed_tokens + num_tokens == len(request.token_ids),
+        needs_sample=num_computed_tokens + num_tokens == len(request.token_ids) and request.wants_output,
     )
 
 

@@ -4,7 +4,7 @@ from .request import Request
 
 
 def stop_cause(request: Request, max_total_tokens: int) -> tuple[str, int | None] | None:
-    """(finish_reason, stop_reason) when the newest output token is the last one, else None.
+    """(finish_reason, stop_reason) when the newest output token is the last one, or none is wanted, else None.
 
     A stop id counts only once `min_tokens` tokens came before it; it wins over a length that is reached with
     the same token. `max_total_tokens` limits prompt and output together. The stop reason is None for

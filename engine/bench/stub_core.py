@@ -48,11 +48,10 @@ class StubCore:
         outputs = []
         for request_id, (request, count) in list(self._running.items()):
             ids, limit = request.prompt_token_ids, request.sampling_params.max_tokens
-            ended = count + 1 == limit
+            ended = limit is not None and count + 1 >= limit
             reason = "length" if ended else None
-            outputs.append(
-                TokenOutput(request_id=request_id, new_token_ids=[ids[count % len(ids)]], finish_reason=reason)
-            )
+            new_token_ids = [] if limit == 0 else [ids[count % len(ids)]]
+            outputs.append(TokenOutput(request_id=request_id, new_token_ids=new_token_ids, finish_reason=reason))
             if ended:
                 del self._running[request_id]
             else:

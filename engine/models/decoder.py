@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.metadata import AttentionBackend
@@ -54,3 +55,8 @@ class Decoder:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Rows of `forward` [rows, hidden_size] -> float32 [rows, vocab_size]"""
         return self.ops.logits(hidden, self.weights.final_norm, self.weights.head)
+
+    def final_states(self, hidden: Tensor) -> Tensor:
+        """Rows of `forward` [rows, hidden_size] -> behind the final norm, float32 [rows, hidden_size]"""
+        norm = self.weights.final_norm.float()
+        return F.rms_norm(hidden.float(), list(norm.shape), norm, self.config.rms_norm_eps)

@@ -30,6 +30,7 @@ class ChatTemplate:
 
     def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
         """`special_tokens` maps bos_token, eos_token, … to their text. CheckpointError for malformed Jinja."""
+        self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = None
         self._takes_parts: bool | None = None

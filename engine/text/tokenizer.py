@@ -64,7 +64,12 @@ class Tokenizer:
 
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
-        return None if token is None else self._backend.token_to_id(token)
+        return None if token is None else self.token_id(token)
+
+    def token_id(self, token: str) -> int | None:
+        """Id of a token by its spelling in the vocabulary."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
 
     @property
     def leading_spaces(self) -> int:
@@ -98,8 +103,17 @@ class Tokenizer:
             raw = self._bytes[token_id] = b"" if token is None else self._spelling.to_bytes(token)
         return raw
 
+    def token(self, token_id: int) -> str:
+        """Spelling of a token in the vocabulary; "" for ids beyond it."""
+        token: str | None = self._backend.id_to_token(token_id)
+        return token or ""
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
+
+    def is_special_text(self, text: str) -> bool:
+        """Whether `text` is the spelling of one special token, which texts leave out."""
+        return self.token_id(text) in self.special_ids
 
 
 class TextStream:

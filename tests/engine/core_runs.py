@@ -46,11 +46,14 @@ def finish(core: EngineCore, earlier: Sequence[TokenOutput] = ()) -> dict[str, T
         merged.setdefault(output.request_id, []).append(output)
     for parts in merged.values():
         assert [part.finish_reason is not None for part in parts] == [False] * (len(parts) - 1) + [True]
+        assert all(part.prompt_logprobs is None and part.embedding is None for part in parts[1:])
     return {
         request_id: TokenOutput(
             request_id=request_id,
             new_token_ids=[token for part in parts for token in part.new_token_ids],
             logprobs=[entry for part in parts for entry in part.logprobs or []],
+            prompt_logprobs=parts[0].prompt_logprobs,
+            embedding=parts[0].embedding,
             finish_reason=parts[-1].finish_reason,
             stop_reason=parts[-1].stop_reason,
             num_cached_tokens=parts[-1].num_cached_tokens,

@@ -80,7 +80,7 @@ async def test_start_generate_shutdown(mortal_engine):
 async def test_long_texts_and_chats_are_encoded_as_short_ones(engine):
     text = "some words " * 400
     assert await engine.encode(text) == engine.tokenizer.encode(text)
-    ids = await engine.encode_chat([{"role": "user", "content": "Hi"}])
+    ids = (await engine.render_chat([{"role": "user", "content": "Hi"}])).token_ids
     assert engine.tokenizer.decode(ids, skip_special_tokens=False) == (
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     )
@@ -283,7 +283,7 @@ async def test_a_chat_template_file_replaces_the_checkpoints(folder, tmp_path):
     template = tmp_path / "template.jinja"
     template.write_text("{% for m in messages %}[{{ m['content'] }}]{% endfor %}")
     inputs = InputProcessor(EngineConfig(model=str(folder), chat_template=str(template)))
-    assert inputs.tokenizer.decode(inputs.encode_chat([{"role": "user", "content": "Hi"}])) == "[Hi]"
+    assert inputs.tokenizer.decode(inputs.render_chat([{"role": "user", "content": "Hi"}]).token_ids) == "[Hi]"
     with pytest.raises(UsageError, match="chat_template"):
         InputProcessor(EngineConfig(model=str(folder), chat_template=str(tmp_path / "none")))
 

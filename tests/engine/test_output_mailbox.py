@@ -30,6 +30,17 @@ async def test_what_waits_is_merged():
         mailbox.take()
 
 
+async def test_what_the_first_output_says_of_the_prompt_stays():
+    mailbox = Mailbox()
+    entries = [TokenLogprobs(7, -0.5, [])]
+    mailbox.put(output("r", 1, prompt_logprobs=entries, embedding=[0.5]))
+    mailbox.put(output("r", 2))
+    mailbox.put(output("r", 3, finish_reason="length"))
+    [merged] = mailbox.take()
+    assert (merged.new_token_ids, merged.finish_reason) == ([1, 2, 3], "length")
+    assert (merged.prompt_logprobs, merged.embedding) == (entries, [0.5])
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_nothing_is_lost_and_the_order_is_kept(seed):
     draw = random.Random(seed)

@@ -35,6 +35,8 @@ def solo(request: Request, max_total_tokens: int) -> tuple[list[int], str]:
     token_ids = list(request.prompt_token_ids)
     output: list[int] = []
     kv: list[int] = []
+    if params.max_tokens == 0:
+        return [], "length"
     while True:
         kv = kv_of(token_ids, kv, salt_of(request.extra_keys))
         token_id = next_token(kv[-1])
@@ -57,6 +59,7 @@ class Row:
 
     token_ids: list[int]
     salt: int
+    reads_whole_prompt: bool
     num_computed_tokens: int | None = None
     block_ids: list[int] = field(default_factory=list)
     kv: list[int] = field(default_factory=list)
@@ -175,7 +178,8 @@ class Simulation:
             row = self.rows[scheduled.request_id]
             end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
             self._read(scheduled, end)
-            assert scheduled.needs_sample == (end == len(row.token_ids))
+            wants_output = self.requests[scheduled.request_id].sampling_params.max_tokens != 0
+            assert scheduled.needs_sample == (end == len(row.token_ids) and wants_output)
             if scheduled.needs_sample:
                 sampled[scheduled.request_id] = next_token(row.kv[end - 1])
         return sampled
@@ -200,10 +204,15 @@ class Simulation:
             request = self.scheduler.requests[new.request_id]
             assert new.token_ids == request.token_ids
             assert new.num_prompt_tokens == request.num_prompt_tokens
-            self.rows[new.request_id] = Row(list(new.token_ids), salt_of(request.extra_keys))
+            params = new.sampling_params
+            reads = params.prompt_logprobs is not None or params.pooling == "mean"
+            reads_whole_prompt = reads and len(new.token_ids) == new.num_prompt_tokens
+            self.rows[new.request_id] = Row(list(new.token_ids), salt_of(request.extra_keys), reads_whole_prompt)
         for scheduled in output.scheduled:
             row = self.rows[scheduled.request_id]
             assert row.num_computed_tokens in (None, scheduled.num_computed_tokens)
+            if row.num_computed_tokens is None and row.reads_whole_prompt:
+                assert scheduled.num_computed_tokens == 0
             row.num_computed_tokens = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
             row.block_ids += scheduled.new_block_ids
             kv_of(row.token_ids, row.kv, row.salt)

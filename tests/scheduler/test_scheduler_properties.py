@@ -22,8 +22,9 @@ ADDS = st.fixed_dictionaries(
     {
         "length": st.integers(1, 30),
         "prefix": st.integers(0, 2),
-        "max_tokens": st.none() | st.integers(1, 25),
+        "max_tokens": st.none() | st.integers(0, 25),
         "min_tokens": st.integers(0, 1),
+        "prompt_logprobs": st.sampled_from([None, None, 0]),
         "ignore_eos": st.booleans(),
         "priority": st.integers(-1, 1),
         "extra_keys": st.sampled_from([(), ("salt",)]),
@@ -53,10 +54,14 @@ def test_random_traffic_ends_every_request_once_with_what_it_gets_alone(config: 
         else:
             add = dict(operation)
             prompt = prompt_of(add.pop("length"), add.pop("prefix"))
+            if add["max_tokens"] == 0:
+                add["min_tokens"] = 0
             try:
                 simulation.add(str(number), prompt, **add)
             except ContextLengthExceeded:
-                assert len(prompt) >= simulation.scheduler.max_total_tokens
+                num_output = 0 if add["max_tokens"] == 0 else 1
+                kv_tokens = simulation.scheduler.kv.max_tokens
+                assert len(prompt) > min(config["max_model_len"] - num_output, kv_tokens)
         simulation.scheduler.check_integrity()
     simulation.drain()
     simulation.check_outputs()
