@@ -13,8 +13,9 @@ import msgspec
 from starlette.requests import Request
 
 from configs.errors import InvalidRequest, RequestError
-from server.protocol.common import GenerationRequest
-from server.protocol.unsupported import WITHOUT_EFFECT, check_unsupported, is_unsupported
+from configs.settings import ServerConfig
+from server.protocol.common import RequestBody
+from server.protocol.unsupported import check_unsupported
 
 INLINE_BYTES = 64 * 2**10
 """Bodies up to this size are parsed on the event loop: faster than a thread."""
@@ -23,7 +24,7 @@ MAX_CONTAINERS = 250_000
 MAX_VALUES = 4_000_000
 """Commas in one body, and so elements of lists: about 20 ns each; no context has as many token ids."""
 
-Body = TypeVar("Body", bound=GenerationRequest)
+Body = TypeVar("Body", bound=RequestBody)
 
 
 class BodyTooLarge(RequestError):
@@ -39,11 +40,14 @@ class Parsed(Generic[Body]):
 
 
 class BodyParser(Generic[Body]):
-    """Parses bodies of one route. `max_bytes` bounds what is read at all."""
+    """Parses bodies of one route."""
 
-    def __init__(self, body_type: type[Body], max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.known = {field.name for field in msgspec.structs.fields(body_type)}
+    def __init__(self, body_type: type[Body], config: ServerConfig) -> None:
+        self.max_bytes = config.max_body_bytes
+        self.strict_fields = config.strict_fields
+        self.body_type = body_type
+        fields = {field.encode_name for field in msgspec.structs.fields(body_type)}
+        self.known = fields | body_type.unsupported.keys() | body_type.without_effect
         self.fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self.body = msgspec.json.Decoder(body_type)
 
@@ -61,7 +65,7 @@ class BodyParser(Generic[Body]):
             raise InvalidRequest(f"the body holds more than {MAX_VALUES} values")
         try:
             raw = self.fields.decode(data)
-            unsupported = {name: _plain(raw[name]) for name in raw if is_unsupported(name)}
+            unsupported = {name: _plain(raw[name]) for name in raw if name in self.body_type.unsupported}
             body = self.body.decode(data)
         except RecursionError as error:
             raise InvalidRequest("the body is nested too deeply") from error
@@ -70,9 +74,12 @@ class BodyParser(Generic[Body]):
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from error
         for name, value in unsupported.items():
-            check_unsupported(name, value, body.n)
-        ignored = [name for name in raw if name not in self.known and name not in unsupported]
-        return Parsed(body, [name for name in ignored if name not in WITHOUT_EFFECT])
+            check_unsupported(self.body_type.unsupported, name, value)
+        check_one_of(body)
+        ignored = [name for name in raw if name not in self.known]
+        if ignored and self.strict_fields:
+            raise InvalidRequest(f"unknown field {ignored[0]}", param=ignored[0])
+        return Parsed(body, ignored)
 
     async def _read(self, request: Request) -> bytes:
         kind = request.headers.get("content-type")
@@ -92,6 +99,14 @@ class BodyParser(Generic[Body]):
         return BodyTooLarge(f"the body may have {self.max_bytes} bytes; got {size}", code="body_too_large")
 
 
+def check_one_of(body: RequestBody) -> None:
+    """Raises `InvalidRequest` unless exactly one of the fields `one_of` is given."""
+    given = [name for name in body.one_of if getattr(body, name) is not None]
+    if body.one_of and len(given) != 1:
+        message = f"exactly one of {', '.join(body.one_of)} must be given; got {' and '.join(given) or 'none'}"
+        raise InvalidRequest(message, param=given[1] if given else body.one_of[0])
+
+
 def _plain(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw)
 
@@ -103,3 +118,10 @@ def _param(message: str) -> str | None:
     if path and path[1]:
         return path[1]
     return missing[1] if missing else None
+
+
+def ignored_header(names: list[str]) -> dict[str, str]:
+    """The response header that names ignored fields: at most 20, escaped for a header line."""
+    printable = [name[:64].encode("ascii", "backslashreplace").decode() for name in names[:20]]
+    cleaned = ["".join(letter if letter.isprintable() else "?" for letter in name) for name in printable]
+    return {"x-octavo-ignored-fields": ", ".join(cleaned)} if cleaned else {}

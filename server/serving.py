@@ -3,15 +3,16 @@
 import hashlib
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from starlette.requests import Request
 
 from configs.errors import EngineDead, InvalidRequest, ModelNotFound
 from configs.sampling import SamplingParams
 from configs.settings import ServerConfig
+from engine.input_processor import RenderedChat
 from engine.messages import CoreReady
-from engine.outputs import OutputBatch, RequestOutput
+from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.protocol.common import Model
 from server.version import version
 
@@ -20,6 +21,10 @@ class TokenizerFace(Protocol):
     bos_token_id: int | None
 
     def token_bytes(self, token_id: int) -> bytes: ...
+
+    def is_special_text(self, text: str) -> bool: ...
+
+    def token(self, token_id: int) -> str: ...
 
 
 class EngineFace(Protocol):
@@ -36,7 +41,14 @@ class EngineFace(Protocol):
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
-    async def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]: ...
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    async def encode_infill(self, prefix: str, suffix: str) -> list[int]: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    async def render_chat(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> RenderedChat: ...
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None: ...
 
@@ -59,6 +71,27 @@ class EngineFace(Protocol):
         cache_salt: str | None = None,
     ) -> AsyncGenerator[OutputBatch, None]: ...
 
+    async def embed(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        request_id: str,
+        pooling: Literal["last", "mean"],
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[list[float]]: ...
+
+    async def beam_search(
+        self,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        length_penalty: float,
+        request_id: str,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[CompletionOutput]: ...
+
 
 class Serving:
     """One engine under one name. Lives in `app.state.serving`."""
@@ -71,6 +104,8 @@ class Serving:
         parts = (version(), model_name, info.architecture, info.dtype, info.device, info.attention_backend)
         self.system_fingerprint = "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
         """Equal fingerprints, seeds and parameters give equal answers."""
+        self.num_running = 0
+        """Requests with a body that are being answered."""
 
     def check_alive(self) -> None:
         if self.engine.is_dead:
@@ -81,14 +116,14 @@ class Serving:
         if name is not None and name != self.model.id:
             raise ModelNotFound(f"the model {name!r} does not exist; this server serves {self.model.id!r}")
 
+    def check_number_of_choices(self, num_prompts: int, n: int) -> None:
+        """Raises `InvalidRequest` before anything is made per choice."""
+        limit = self.config.max_choices
+        if num_prompts * n > limit:
+            message = f"a request may have {limit} choices; got {num_prompts} prompts with n = {n}"
+            raise InvalidRequest(message, param="n" if n > 1 else "prompt")
+
 
 def serving_of(request: Request) -> Serving:
     serving: Serving = request.app.state.serving
     return serving
-
-
-def check_number_of_choices(num_prompts: int, n: int, config: ServerConfig) -> None:
-    """Raises `InvalidRequest` before anything is made per choice."""
-    if num_prompts * n > config.max_choices:
-        message = f"a request may have {config.max_choices} choices; got {num_prompts} prompts with n = {n}"
-        raise InvalidRequest(message, param="n" if n > 1 else "prompt")

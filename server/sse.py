@@ -1,5 +1,6 @@
 """Server-sent events: framing, and the response that sends them."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Protocol
@@ -9,12 +10,17 @@ from starlette.types import Receive, Scope, Send
 
 from server.disconnect import ClientGone, until_disconnect
 
+EVENT_END = b"\n\n"
 DONE = b"data: [DONE]\n\n"
 
 
 def event(data: bytes) -> bytes:
     """One event; `data` holds no line break."""
-    return b"data: " + data + b"\n\n"
+    return b"data: " + data + EVENT_END
+
+
+def named_event(name: str, data: bytes) -> bytes:
+    return b"event: " + name.encode() + b"\n" + event(data)
 
 
 class EventWriter(Protocol):
@@ -37,14 +43,24 @@ class EventStream(Response):
     """
 
     media_type = "text/event-stream"
+    comment = b": keep-alive\n\n"
+    """Sent after `keep_alive` to twice as many seconds without an event, so that no proxy takes the connection for dead."""
 
     def __init__(
-        self, items: AsyncGenerator[Any, None], writer: EventWriter, headers: Mapping[str, str] | None = None
+        self,
+        items: AsyncGenerator[Any, None],
+        writer: EventWriter,
+        headers: Mapping[str, str] | None = None,
+        *,
+        keep_alive: float = 0,
     ) -> None:
         self.status_code = 200
         self.background = None
         self.items = items
         self.writer = writer
+        self.keep_alive = keep_alive
+        self.started = False
+        self.num_sent = 0
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,23 +68,32 @@ class EventStream(Response):
             await until_disconnect(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        started = False
+        commenting = asyncio.create_task(self._comment(send)) if self.keep_alive else None
         async with contextlib.aclosing(self.items):
             try:
                 async for item in self.items:
                     if piece := self.writer.events(item):
-                        if not started:
-                            await self._start(send)
-                            started = True
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        await self._send(send, piece)
                 last = self.writer.end()
             except Exception as error:
-                if not started:
+                if not self.started:
                     raise
                 last = self.writer.error(error)
-        if not started:
-            await self._start(send)
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+            finally:
+                if commenting is not None:
+                    commenting.cancel()
+        await self._send(send, last, more=False)
 
-    async def _start(self, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def _send(self, send: Send, piece: bytes, *, more: bool = True) -> None:
+        if not self.started:
+            self.started = True
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self.num_sent += 1
+        await send({"type": "http.response.body", "body": piece, "more_body": more})
+
+    async def _comment(self, send: Send) -> None:
+        while True:
+            num_sent = self.num_sent
+            await asyncio.sleep(self.keep_alive)
+            if self.num_sent == num_sent:
+                await self._send(send, self.comment)

@@ -38,7 +38,7 @@ class Conversation:
         self.messages.append({"role": "user", "content": text})
         reply = {"role": "assistant", "content": ""}
         try:
-            token_ids = await self.engine.encode_chat(self.messages)
+            token_ids = (await self.engine.render_chat(self.messages)).token_ids
             self.engine.validate(token_ids, self.params)
         except RequestError:
             self.messages.pop()

@@ -1,28 +1,20 @@
-"""From request fields to prompts and `SamplingParams`."""
+"""From the fields of /v1/chat/completions to a `Chat`."""
 
 import json
 from typing import Any
 
-import msgspec
-
 from configs.errors import InvalidRequest
-from configs.sampling import MAX_LOGPROBS, SamplingParams
+from configs.sampling import MAX_LOGPROBS
 from configs.settings import ServerConfig
+from server.chat import Chat
+from server.convert.sampling import beam_length_penalty, given_sampling
+from server.convert.structured import structured_field
 from server.protocol.chat import ChatRequest
-from server.protocol.common import GenerationRequest
-from server.protocol.completions import CompletionRequest
-
-COMPLETION_MAX_TOKENS = 16
-"""OpenAI's default for /v1/completions; a chat answer may fill the context."""
-
-SAME_NAME = {field.name for field in msgspec.structs.fields(SamplingParams)} & {
-    field.name for field in msgspec.structs.fields(GenerationRequest)
-} - {"max_tokens", "stop"}
-"""Fields that mean the same in a request and in `SamplingParams`."""
 
 RESERVED_TEMPLATE_KWARGS = {
     "messages",
     "tools",
+    "documents",
     "add_generation_prompt",
     "continue_final_message",
     "chat_template",
@@ -30,42 +22,25 @@ RESERVED_TEMPLATE_KWARGS = {
 }
 
 
-def sampling_params(
-    body: CompletionRequest | ChatRequest, defaults: dict[str, Any], config: ServerConfig
-) -> SamplingParams:
-    """The request's fields over the checkpoint's `defaults` over OpenAI's. Raises `InvalidRequest`.
-
-    max_tokens stays None when the request leaves it out, see `fit_to_context`.
-    """
-    given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
-    usable = {name: value for name, value in defaults.items() if name in SAME_NAME}
-    stop = (body.stop,) if isinstance(body.stop, str) else body.stop or ()
-    _check_stop(stop, config)
-    _check_stream_options(body)
-    return SamplingParams(**usable | given, max_tokens=_max_tokens(body), stop=stop, logprobs=_num_logprobs(body))
-
-
-def fit_to_context(
-    params: SamplingParams, body: CompletionRequest | ChatRequest, num_prompt_tokens: int, max_model_len: int
-) -> SamplingParams:
-    """Fill in completions' default of max_tokens, clamped to the context; an explicit number is left alone."""
-    if params.max_tokens is not None or isinstance(body, ChatRequest):
-        return params
-    room = max(1, max_model_len - num_prompt_tokens)
-    return msgspec.structs.replace(params, max_tokens=min(COMPLETION_MAX_TOKENS, room))
-
-
-def completion_prompts(body: CompletionRequest) -> list[str | list[int]]:
-    """One entry per prompt: a text or token ids."""
-    prompt = body.prompt
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise InvalidRequest("prompt is an empty list", param="prompt")
-    kinds = {type(item) for item in prompt}
-    if len(kinds) > 1:
-        raise InvalidRequest("prompt mixes texts, token ids and lists", param="prompt")
-    return [prompt] if kinds == {int} else prompt  # type: ignore[list-item, return-value]
+def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
+    """Raises `InvalidRequest` naming the field."""
+    tools = [tool_of(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])]
+    sampling = given_sampling(body, config)
+    sampling["logprobs"] = _num_logprobs(body)
+    return Chat(
+        messages=chat_messages(body.messages),
+        tools=tools,
+        tool_choice=tool_choice(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        chat_template=body.chat_template,
+        template_kwargs=_template_kwargs(body),
+        sampling=sampling,
+        structured_field=structured_field(body),
+        beam_length_penalty=beam_length_penalty(body),
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+    )
 
 
 def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -78,8 +53,7 @@ def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_chat_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
 
 
-def template_kwargs(body: ChatRequest) -> dict[str, Any]:
-    """Arguments of `encode_chat` beside the messages."""
+def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
     continued = bool(body.continue_final_message)
     opened = not continued if body.add_generation_prompt is None else body.add_generation_prompt
     if continued and opened:
@@ -88,20 +62,14 @@ def template_kwargs(body: ChatRequest) -> dict[str, Any]:
     extra = body.chat_template_kwargs or {}
     for name in extra.keys() & RESERVED_TEMPLATE_KWARGS:
         raise InvalidRequest(f"chat_template_kwargs may not hold {name}", param="chat_template_kwargs")
+    if body.reasoning_effort is not None:
+        extra = {"enable_thinking": body.reasoning_effort != "none", "reasoning_effort": body.reasoning_effort, **extra}
+    if body.documents:
+        extra = {**extra, "documents": body.documents}
     return {**extra, "add_generation_prompt": opened, "continue_final_message": continued}
 
 
-def _max_tokens(body: GenerationRequest) -> int | None:
-    newer = body.max_completion_tokens is not None
-    name, value = ("max_completion_tokens", body.max_completion_tokens) if newer else ("max_tokens", body.max_tokens)
-    if value is not None and value < 1:
-        raise InvalidRequest(f"{name} must be at least 1; got {value}", param=name)
-    return value
-
-
-def _num_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
-    if isinstance(body, CompletionRequest):
-        return body.logprobs
+def _num_logprobs(body: ChatRequest) -> int | None:
     top = body.top_logprobs
     if top and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
@@ -111,22 +79,37 @@ def _num_logprobs(body: CompletionRequest | ChatRequest) -> int | None:
     return top or 0 if body.logprobs else None
 
 
-def _check_stop(stop: tuple[str, ...], config: ServerConfig) -> None:
-    if len(stop) > config.max_stop_strings:
-        message = f"stop may hold {config.max_stop_strings} strings; got {len(stop)}"
-        raise InvalidRequest(message, param="stop")
-    longest = max(map(len, stop), default=0)
-    if longest > config.max_stop_chars:
-        message = f"a stop string may have {config.max_stop_chars} characters; got {longest}"
-        raise InvalidRequest(message, param="stop")
+def tool_of(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """A function as templates print it."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        message = f"{where}: only tools of type function are supported, with a function; got {tool.get('type')!r}"
+        raise InvalidRequest(message, param="tools")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidRequest(f"{where}.function.name must be a string", param="tools")
+    if not isinstance(function.get("parameters"), dict | None):
+        raise InvalidRequest(f"{where}.function.parameters must be a JSON schema", param="tools")
+    return tool
 
 
-def _check_stream_options(body: GenerationRequest) -> None:
-    options = body.stream_options
-    if options and not body.stream:
-        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-    if options and options.include_obfuscation:
-        raise InvalidRequest("include_obfuscation is not supported by this server", param="stream_options")
+def tool_choice(choice: str | dict[str, Any] | None, tools: list[dict[str, Any]]) -> str:
+    """auto, none, required, or `=` and the name of a function."""
+    if choice is None:
+        return "auto"
+    names = [tool["function"]["name"] for tool in tools]
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else choice.get("name")
+        if choice.get("type") != "function" or name not in names:
+            raise InvalidRequest(f"tool_choice names no function of tools: {choice}", param="tool_choice")
+        return f"={name}"
+    if choice not in ("auto", "none", "required"):
+        raise InvalidRequest(
+            f"tool_choice must be auto, none, required or a function; got {choice!r}", param="tool_choice"
+        )
+    if choice == "required" and not tools:
+        raise InvalidRequest("tool_choice required needs tools", param="tool_choice")
+    return choice
 
 
 def _chat_message(message: dict[str, Any], where: str) -> dict[str, Any]:

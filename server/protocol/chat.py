@@ -12,10 +12,23 @@ class ChatRequest(GenerationRequest, kw_only=True):
     messages: list[dict[str, Any]]
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    """auto, none, required, or {"type": "function", "function": {"name": …}}."""
+    parallel_tool_calls: bool | None = None
+    """False: at most one tool call."""
+    include_reasoning: bool | None = None
+    """False leaves the reasoning out of the answer."""
+    reasoning_effort: str | None = None
+    """For the chat template; `none` also tells it not to open a reasoning part."""
+    documents: list[dict[str, Any]] | None = None
+    """For templates that print documents."""
     add_generation_prompt: bool | None = None
     """End the prompt with the header of an assistant message (default: unless continue_final_message)."""
     continue_final_message: bool | None = None
     """Leave the last message open, so that the answer continues it."""
+    chat_template: str | None = None
+    """Jinja source to be used instead of the model's."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template."""
 
@@ -38,10 +51,27 @@ class ChatLogprobs(msgspec.Struct, frozen=True):
     refusal: None = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a message; and of a delta, where the index tells which call it belongs to."""
+
+    index: int | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     role: str = "assistant"
-    content: str
+    content: str | None
+    """Null only beside tool calls."""
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,11 +80,14 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: StopReason = UNSET
+    token_ids: list[int] | UnsetType = UNSET
 
 
 class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,3 +96,4 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: StopReason = UNSET
+    token_ids: list[int] | UnsetType = UNSET

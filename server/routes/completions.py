@@ -1,26 +1,30 @@
 """POST /v1/completions."""
 
-from msgspec import UNSET
+from typing import Any
+
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from configs.errors import InvalidRequest
-from configs.sampling import SamplingParams
-from engine.messages import TokenLogprobs
+from configs.settings import ServerConfig
 from engine.outputs import CompletionOutput, RequestOutput
-from server.convert import completion_prompts, fit_to_context, sampling_params
-from server.generation import Generation
-from server.logprobs import completion_logprobs
-from server.parsing import BodyParser
+from server.choices import respond
+from server.convert.completions import completion_prompts
+from server.convert.sampling import beam_length_penalty
+from server.convert.structured import structured_field
+from server.generation import Generation, Prompt
+from server.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs, spelling
+from server.parsing import BodyParser, ignored_header
+from server.protocol.common import PromptLogprobs
 from server.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
-from server.serving import Serving, TokenizerFace, check_number_of_choices, serving_of
+from server.serving import serving_of
 
 
 class CompletionsRoute:
     """Called with a request; raises `RequestError`."""
 
-    def __init__(self, max_body_bytes: int) -> None:
-        self.parser = BodyParser(CompletionRequest, max_body_bytes)
+    def __init__(self, config: ServerConfig) -> None:
+        self.parser = BodyParser(CompletionRequest, config)
 
     async def __call__(self, request: Request) -> Response:
         serving = serving_of(request)
@@ -28,62 +32,55 @@ class CompletionsRoute:
         parsed = await self.parser.parse(request)
         body = parsed.body
         serving.check_model(body.model)
-        params = sampling_params(body, serving.engine.default_sampling, serving.config)
-        texts_or_ids = completion_prompts(body)
-        check_number_of_choices(len(texts_or_ids), params.n, serving.config)
-        prompts = [await self._prompt(serving, body, prompt, params) for prompt in texts_or_ids]
-        renderer = CompletionRenderer(serving.engine.tokenizer)
-        return await Generation(serving, body, prompts, renderer).respond(request, parsed.ignored_fields)
-
-    async def _prompt(
-        self, serving: Serving, body: CompletionRequest, prompt: str | list[int], params: SamplingParams
-    ) -> tuple[list[int], SamplingParams]:
-        """Token ids of one prompt, checked, and the parameters that fit it."""
-        engine = serving.engine
-        token_ids = prompt if isinstance(prompt, list) else await self._encode(serving, body, prompt)
-        fitting = fit_to_context(params, body, len(token_ids), engine.info.max_model_len)
-        engine.validate(token_ids, fitting)
-        return token_ids, fitting
-
-    async def _encode(self, serving: Serving, body: CompletionRequest, text: str) -> list[int]:
-        """An empty text begins a new document where the tokenizer has a token for that."""
-        tokenizer = serving.engine.tokenizer
-        add_special_tokens = body.add_special_tokens is not False
-        token_ids = await serving.engine.encode(text, add_special_tokens=add_special_tokens)
-        if not token_ids and tokenizer.bos_token_id is not None:
-            return [tokenizer.bos_token_id]
-        if not token_ids:
-            raise InvalidRequest("prompt is empty, and the model has no token to begin with", param="prompt")
-        return token_ids
+        generation = Generation(
+            serving,
+            await completion_prompts(serving, body),
+            id_prefix="cmpl-",
+            priority=body.priority,
+            cache_salt=body.cache_salt,
+            structured_field=structured_field(body),
+            beam_length_penalty=beam_length_penalty(body),
+        )
+        renderer = CompletionRenderer(generation, body)
+        return await respond(generation, body, renderer, request, ignored_header(parsed.ignored_fields))
 
 
 class CompletionRenderer:
     """Choices of /v1/completions."""
 
-    id_prefix = "cmpl-"
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
-    def __init__(self, tokenizer: TokenizerFace) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, generation: Generation, body: CompletionRequest) -> None:
+        self.generation = generation
+        self.body = body
+        self.tokenizer = generation.serving.engine.tokenizer
+        self.spell = spelling(self.tokenizer, body.return_tokens_as_token_ids)
         self.offsets: dict[int, int] = {}
         """Characters of the tokens that were sent, per choice."""
+        self.begins_with_prompt = bool(body.echo or body.return_token_ids or body.prompt_logprobs is not None)
+        self.begun: set[int] = set()
+        """Choices whose prompt was sent."""
+        self.is_plain = not self.begins_with_prompt and body.logprobs is None
+        """Chunks hold text alone."""
 
-    def whole(self, output: CompletionOutput) -> CompletionChoice:
-        return CompletionChoice(
-            index=output.index,
-            text=output.text,
-            logprobs=self._logprobs(output.index, output.logprobs),
-            finish_reason=output.finish_reason,
-            stop_reason=UNSET if output.stop_reason is None else output.stop_reason,
-        )
+    def beside_choices(self, output: CompletionOutput | RequestOutput) -> dict[str, Any]:
+        return {}
+
+    def whole(self, outputs: list[CompletionOutput]) -> list[CompletionChoice]:
+        kept = self.body.n or 1
+        if kept < self.generation.n:
+            outputs = best_of(outputs, self.generation.n, kept)
+        return [self._choice(index, output, whole=True) for index, output in enumerate(outputs)]
 
     def chunks(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
         """Text and reason travel apart, as from OpenAI: the finish chunk is empty."""
         choices = []
-        if output.text or output.logprobs:
-            logprobs = self._logprobs(index, output.logprobs)
-            choices.append(CompletionChoice(index=index, text=output.text, logprobs=logprobs))
+        if self.is_plain:
+            if output.text:
+                choices.append(CompletionChoice(index=index, text=output.text))
+        elif output.text or output.token_ids or index not in self.begun:
+            choices.append(self._choice(index, output, whole=False))
         if output.finish_reason is not None:
             stop_reason = UNSET if output.stop_reason is None else output.stop_reason
             choices.append(
@@ -91,10 +88,51 @@ class CompletionRenderer:
             )
         return choices
 
-    def _logprobs(self, index: int, positions: list[TokenLogprobs] | None) -> CompletionLogprobs | None:
-        if positions is None:
+    def _choice(self, index: int, output: CompletionOutput | RequestOutput, *, whole: bool) -> CompletionChoice:
+        """A whole choice, or a chunk of its text; the first one has what is said of the prompt."""
+        begins = index not in self.begun
+        self.begun.add(index)
+        return CompletionChoice(
+            index=index,
+            text=(self._prompt(index).text or "") + output.text if begins else output.text,
+            logprobs=self._logprobs(index, output, begins=begins),
+            finish_reason=output.finish_reason if whole else None,
+            stop_reason=UNSET if not whole or output.stop_reason is None else output.stop_reason,
+            token_ids=output.token_ids if self.body.return_token_ids else UNSET,
+            prompt_token_ids=self._prompt(index).token_ids if begins and self.body.return_token_ids else UNSET,
+            prompt_logprobs=self._prompt_logprobs(output) if begins else UNSET,
+        )
+
+    def _prompt(self, index: int) -> Prompt:
+        return self.generation.prompts[index // (self.body.n or 1)]
+
+    def _prompt_logprobs(self, output: CompletionOutput | RequestOutput) -> PromptLogprobs | UnsetType:
+        count = self.body.prompt_logprobs
+        return UNSET if count is None else prompt_logprobs(self.tokenizer, output.prompt_logprobs or [], count)
+
+    def _logprobs(
+        self, index: int, output: CompletionOutput | RequestOutput, *, begins: bool
+    ) -> CompletionLogprobs | None:
+        count = self.body.logprobs
+        if count is None:
             return None
-        rendered = completion_logprobs(self.tokenizer, positions, self.offsets.get(index, 0))
+        rendered = completion_logprobs(self.spell, output.logprobs or [], self.offsets.get(index, 0))
+        if begins and self.body.echo:
+            ids = self._prompt(index).token_ids
+            rendered = echoed_logprobs(self.spell, ids, output.prompt_logprobs or [], count).joined(rendered)
         if rendered.tokens:
             self.offsets[index] = rendered.text_offset[-1] + len(rendered.tokens[-1])
         return rendered
+
+
+def best_of(outputs: list[CompletionOutput], generated: int, kept: int) -> list[CompletionOutput]:
+    """Of each prompt's `generated` choices the `kept` with the highest mean log-probability per token."""
+    best: list[CompletionOutput] = []
+    for start in range(0, len(outputs), generated):
+        best += sorted(outputs[start : start + generated], key=_mean_logprob, reverse=True)[:kept]
+    return best
+
+
+def _mean_logprob(output: CompletionOutput) -> float:
+    logprobs = output.logprobs or []
+    return sum(position.logprob for position in logprobs) / max(1, len(logprobs))

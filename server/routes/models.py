@@ -1,4 +1,4 @@
-"""GET /v1/models, /v1/models/{id} and /health."""
+"""GET /v1/models and /v1/models/{id}."""
 
 import msgspec
 from starlette.requests import Request
@@ -16,12 +16,6 @@ async def retrieve_model(request: Request) -> Response:
     serving = serving_of(request)
     serving.check_model(request.path_params["model_id"])
     return _json(serving.model)
-
-
-async def health(request: Request) -> Response:
-    """200 while requests can be answered; 503 once the engine is gone."""
-    serving_of(request).check_alive()
-    return _json({"status": "ok"})
 
 
 def _json(content: object) -> Response:

@@ -7,12 +7,13 @@ each) and ends at its end, at a stop string or at max_tokens.
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, Literal
 
 from configs.errors import ContextLengthExceeded, InvalidRequest
 from configs.sampling import SamplingParams
+from engine.input_processor import RenderedChat
 from engine.messages import CoreReady, TokenLogprobs
-from engine.outputs import OutputBatch, RequestOutput
+from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 
 BOS, EOS, VOCAB_SIZE = 256, 257, 258
 
@@ -20,9 +21,16 @@ BOS, EOS, VOCAB_SIZE = 256, 257, 258
 class ByteTokenizer:
     def __init__(self, bos_token_id: int | None = BOS) -> None:
         self.bos_token_id = bos_token_id
+        self.special_texts: set[str] = set()
+
+    def is_special_text(self, text: str) -> bool:
+        return text in self.special_texts
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b"<end>"
+
+    def token(self, token_id: int) -> str:
+        return f"<0x{token_id:02X}>"
 
 
 class FakeEngine:
@@ -44,6 +52,7 @@ class FakeEngine:
         self.is_dead = False
         self.tokenizer = ByteTokenizer(bos_token_id)
         self.default_sampling = default_sampling or {}
+        self.chat_template: str | None = None
         self.info = CoreReady(
             architecture="FakeForCausalLM",
             num_parameters=0,
@@ -70,11 +79,19 @@ class FakeEngine:
         prefix = [BOS] if add_special_tokens and text and self.tokenizer.bos_token_id is not None else []
         return prefix + list(text.encode())
 
-    async def encode_chat(self, messages: list[dict[str, Any]], **template_kwargs: Any) -> list[int]:
-        self.messages, self.template_kwargs = messages, template_kwargs
+    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        shown = [token_id for token_id in token_ids if token_id < 256 or not skip_special_tokens]
+        return b"".join(map(self.tokenizer.token_bytes, shown)).decode(errors="replace")
+
+    async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        return [0xF8, *prefix.encode(), 0xF9, *suffix.encode(), 0xFA]
+
+    async def render_chat(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> RenderedChat:
+        self.messages, self.template_kwargs = list(messages), template_kwargs
         if any(message["role"] == "forbidden" for message in messages):
             raise InvalidRequest("the template knows no such role", param="messages")
-        return list("|".join(message["content"] for message in messages).encode())
+        text = "|".join(message["content"] for message in messages)
+        return RenderedChat(text, list(text.encode()))
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         limit = self.info.max_model_len
@@ -129,8 +146,36 @@ class FakeEngine:
         finally:
             self.aborted += [f"{request_id}-{index}" for index in running]
 
+    async def embed(
+        self,
+        prompts: Sequence[list[int]],
+        *,
+        request_id: str,
+        pooling: Literal["last", "mean"],
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> list[list[float]]:
+        """Of last or mean token id x: [x, 1, 2, 3]"""
+        self.embedded = (list(prompts), request_id, pooling, priority, cache_salt)
+        await asyncio.sleep(self.delay)
+        return [[ids[-1] if pooling == "last" else sum(ids) / len(ids), 1.0, 2.0, 3.0] for ids in prompts]
+
+    async def beam_search(
+        self, prompt_token_ids: list[int], params: SamplingParams, *, length_penalty: float, **options: Any
+    ) -> list[CompletionOutput]:
+        """Beams `0 x`, `1 x`, … for a length penalty of x."""
+        texts = [f"{index} {length_penalty:g}" for index in range(params.n)]
+        return [CompletionOutput(i, text, list(text.encode()), finish_reason="stop") for i, text in enumerate(texts)]
+
     def _outputs(self, prompt: list[int], script: str, params: SamplingParams) -> Iterator[RequestOutput]:
-        limit = params.max_tokens or self.info.max_model_len - len(prompt)
+        limit = self.info.max_model_len - len(prompt) if params.max_tokens is None else params.max_tokens
+        counts = {"num_prompt_tokens": len(prompt), "num_cached_tokens": self.num_cached_tokens}
+        about_prompt = self._prompt_logprobs(prompt, params)
+        if limit == 0:
+            logprobs = None if params.logprobs is None else []
+            yield RequestOutput(
+                "", [], logprobs, "length", None, num_output_tokens=0, prompt_logprobs=about_prompt, **counts
+            )
         text = ""
         for count, letter in enumerate([*script, ""], start=1):
             text = (text + letter)[-100:]
@@ -142,12 +187,19 @@ class FakeEngine:
                 logprobs=self._logprobs(letter, params),
                 finish_reason=ended,
                 stop_reason=stop,
-                num_prompt_tokens=len(prompt),
-                num_cached_tokens=self.num_cached_tokens,
                 num_output_tokens=count,
+                prompt_logprobs=about_prompt if count == 1 else None,
+                **counts,
             )
             if ended:
                 return
+
+    def _prompt_logprobs(self, prompt: list[int], params: SamplingParams) -> list[TokenLogprobs] | None:
+        """The logprob of a token is minus its id."""
+        if params.prompt_logprobs is None:
+            return None
+        top = [(0x41, -0.1), (0x42, -0.2), (0x43, -0.3)][: params.prompt_logprobs]
+        return [TokenLogprobs(token_id, -float(token_id), top) for token_id in prompt[1:]]
 
     def _logprobs(self, letter: str, params: SamplingParams) -> list[TokenLogprobs] | None:
         if params.logprobs is None:

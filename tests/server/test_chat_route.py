@@ -108,6 +108,7 @@ async def test_text_parts_equal_a_string(client: httpx.AsyncClient, engine: Fake
 
 
 async def test_history_with_tool_calls(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.chat_template = "{% for tool in tools %}{% endfor %}<tool_call>"
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     messages = [
         *HELLO,
@@ -180,15 +181,18 @@ async def test_template_arguments(
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": []}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "some"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"audio": {"voice": "x"}}, "audio"),
         ({"store": True}, "store"),
-        ({"chat_template": "{{ x }}"}, "chat_template"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
     ],
 )
 async def test_refusals_name_the_field(client: httpx.AsyncClient, fields: dict[str, Any], param: str) -> None:

@@ -76,7 +76,7 @@ async def test_other_content_types(client: httpx.AsyncClient) -> None:
     assert "content-type" in str(check_error(response, 400)["message"])
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/docs", "/v1/models/none", "/v1/models/"])
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/audio/speech", "/docs", "/v1/models/none", "/v1/models/"])
 async def test_unknown_paths(client: httpx.AsyncClient, path: str) -> None:
     check_error(await client.get(path), 404)
 
@@ -147,7 +147,7 @@ async def test_names_with_slashes(engine: FakeEngine) -> None:
 )
 def test_twenty_megabytes_do_not_stall_other_requests(prompt: bytes) -> None:
     """Parsing holds the interpreter's lock, so all of its CPU time is an upper bound of what others wait."""
-    parser = BodyParser(CompletionRequest, 1 << 30)
+    parser = BodyParser(CompletionRequest, ServerConfig(max_body_bytes=1 << 30))
     data = b'{"prompt": ' + prompt + b"}"
     before = time.thread_time()
     with contextlib.suppress(InvalidRequest):

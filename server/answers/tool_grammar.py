@@ -1,0 +1,165 @@
+"""What a model may write so that its calls fit the tools, as one of xgrammar's structural tags.
+
+The language is the style's own: free text, then calls of known functions with arguments that follow their schemas.
+Whatever it holds, `AnswerParser` reads it as these calls. The tag is plain JSON; the core compiles it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from configs.sampling import StructuredOutput
+from server.answers.reasoning import ReasoningStyle
+from server.answers.tool_styles import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PYTHONIC, QWEN_CODER, ToolStyle
+
+Format: TypeAlias = dict[str, Any]
+"""A node of a structural tag."""
+Choice: TypeAlias = Literal["none", "auto", "required"]
+
+_MAX_SPACES = 20
+"""Consecutive white space in JSON: without a limit, models fill their answer with it."""
+_TYPING = ("$ref", "anyOf", "oneOf", "allOf", "type", "enum", "const")
+
+
+class Layout(NamedTuple):
+    """What surrounds a call's arguments. NAME stands for the function's name."""
+
+    begin: str
+    end: str
+    separator: str
+    """Between two calls."""
+    list_begin: str = ""
+    """Before the first call."""
+    list_end: str = ""
+    trigger: str = ""
+    """What free text may not hold without a call behind it; by default, the first call's beginning."""
+
+
+LAYOUTS = {
+    HERMES.name: Layout('<tool_call>\n{"name": "NAME", "arguments": ', "}\n</tool_call>", "\n", trigger="<tool_call>"),
+    LLAMA.name: Layout('{"name": "NAME", "parameters": ', "}", "; ", trigger='{"name": '),
+    MISTRAL.name: Layout('{"name": "NAME", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]", trigger="[TOOL_CALLS]"),
+    MISTRAL_NAMED.name: Layout("[TOOL_CALLS]NAME[ARGS]", "", "", trigger="[TOOL_CALLS]"),
+    PYTHONIC.name: Layout("NAME(", ")", ", ", "[", "]"),
+    QWEN_CODER.name: Layout(
+        "<tool_call>\n<function=NAME>\n", "\n</function>\n</tool_call>", "\n", trigger="<tool_call>"
+    ),
+}
+
+
+def tool_grammar(
+    style: ToolStyle,
+    tools: Sequence[Mapping[str, Any]],
+    choice: Choice,
+    *,
+    parallel: bool = True,
+    reasoning: ReasoningStyle | None = None,
+    starts_inside: bool = False,
+) -> StructuredOutput | None:
+    """The answer's language; None where any text will do.
+
+    `tools` are as in a chat completion's request. With "required" there is nothing but calls; a request for one
+    function is "required" with this tool alone and `parallel` false. With "auto" only tools that are strict have to
+    follow their schemas, and without such tools only `parallel` false restricts anything: the answer ends with its
+    first call. With `reasoning` the answer may begin with a reasoning part, and must end one that the prompt began.
+    """
+    functions = [tool["function"] for tool in tools]
+    strict = any(function.get("strict") for function in functions)
+    if choice == "none" or not functions or (choice == "auto" and parallel and not strict):
+        return None
+    layout = LAYOUTS[style.name]
+    tags = [_tag(style, layout, function, functions, choice, parallel) for function in functions]
+    once = bool(layout.list_begin) or not parallel
+    if choice == "required":
+        separator = {"separator": layout.separator, "at_least_one": True}
+        answer: Format = {"type": "tags_with_separator", "tags": tags, "stop_after_first": once, **separator}
+    else:
+        triggers = [layout.trigger] if layout.trigger else [tag["begin"] for tag in tags]
+        answer = {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": once}
+    if reasoning:
+        answer = _sequence(_reasoning_part(reasoning, starts_inside=starts_inside), answer)
+    return StructuredOutput("structural_tag", json.dumps({"type": "structural_tag", "format": answer}))
+
+
+def _tag(
+    style: ToolStyle,
+    layout: Layout,
+    function: Mapping[str, Any],
+    functions: Sequence[Mapping[str, Any]],
+    choice: str,
+    parallel: bool,
+) -> Format:
+    """A call of `function`, and in a list also those of the calls behind it."""
+    begin = layout.list_begin + layout.begin.replace("NAME", function["name"])
+    content = _arguments(style, function, choice)
+    if not layout.list_begin:
+        return {"type": "tag", "begin": begin, "content": content, "end": layout.end}
+    content = _sequence(content, _text(layout.end))
+    if parallel:
+        others = [
+            _sequence(
+                _text(layout.separator + layout.begin.replace("NAME", other["name"])),
+                _arguments(style, other, choice),
+                _text(layout.end),
+            )
+            for other in functions
+        ]
+        content = _sequence(content, {"type": "star", "content": {"type": "or", "elements": others}})
+    return {"type": "tag", "begin": begin, "content": content, "end": layout.list_end}
+
+
+def _arguments(style: ToolStyle, function: Mapping[str, Any], choice: str) -> Format:
+    schema = function.get("parameters") if choice == "required" or function.get("strict") else None
+    schema = dict(schema or {})
+    if not any(key in schema for key in _TYPING):
+        schema = {"type": "object", **schema}
+    if style is PYTHONIC:
+        return _keywords(schema)
+    return _json(schema, "qwen_xml" if style is QWEN_CODER else "json")
+
+
+def _keywords(schema: dict[str, Any]) -> Format:
+    """`name=value` for each property, JSON values, in the schema's order; any keywords without properties."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not properties:
+        if schema.get("additionalProperties") is False:
+            return _text("")
+        keyword = _sequence({"type": "regex", "pattern": "[a-z_]+="}, _json({}))
+        more = {"type": "star", "content": _sequence(_text(", "), keyword)}
+        return {"type": "optional", "content": _sequence(keyword, more)}
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    pairs = {
+        name: _sequence(_text(name + "="), _json({**shared, **value} if isinstance(value, dict) else value))
+        for name, value in properties.items()
+    }
+    named = schema.get("required")
+    required = [name for name in properties if isinstance(named, list) and name in named]
+    rest = [pairs[name] for name in properties if name not in required]
+    optional = [{"type": "optional", "content": _sequence(_text(", "), pair)} for pair in rest]
+    if required:
+        first, *others = (pairs[name] for name in required)
+        return _sequence(first, *(_sequence(_text(", "), pair) for pair in others), *optional)
+    starts = [_sequence(pair, *optional[index + 1 :]) for index, pair in enumerate(rest)]
+    return {"type": "optional", "content": {"type": "or", "elements": starts}}
+
+
+def _reasoning_part(reasoning: ReasoningStyle, *, starts_inside: bool) -> Format:
+    text: Format = {"type": "any_text"}
+    begin = "" if starts_inside else reasoning.opening
+    part = _sequence(
+        {"type": "tag", "begin": begin, "content": text, "end": reasoning.closing},
+        {"type": "regex", "pattern": "\\n{0,2}"},
+    )
+    return part if starts_inside else {"type": "optional", "content": part}
+
+
+def _json(schema: Any, style: str = "json") -> Format:
+    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": _MAX_SPACES}
+
+
+def _text(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def _sequence(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": list(elements)}

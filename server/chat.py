@@ -1,0 +1,177 @@
+"""One conversation to answer, in no protocol's words: what the chat-like routes turn their bodies into."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.input_processor import RenderedChat
+from engine.outputs import CompletionOutput, RequestOutput
+from server.answers.answer_grammar import answer_grammar
+from server.answers.delta import Answer, AnswerDelta
+from server.answers.parser import AnswerParser
+from server.answers.reasoning import ReasoningStyle
+from server.answers.styles import AnswerStyle, style_of
+from server.answers.tool_grammar import Choice
+from server.convert.sampling import fitted, sampling_params, truncated
+from server.generation import Generation, Prompt
+from server.serving import EngineFace, Serving
+
+
+@dataclass(frozen=True)
+class Chat:
+    messages: list[dict[str, Any]]
+    """As chat templates take them: content a string, arguments of tool calls an object."""
+    sampling: dict[str, Any]
+    """Fields of `SamplingParams` that the request gives."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """As chat templates print them: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    tool_choice: str = "auto"
+    """auto, none, required, or `=` and the name of a function."""
+    parallel_tool_calls: bool = True
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+    """Instead of the model's."""
+    structured_field: str | None = None
+    """The request's field that an error of its grammar names."""
+    prompt_prefix: list[int] = field(default_factory=list)
+    """Token ids before the rendered chat, which then goes without its beginning-of-sequence token."""
+    beam_length_penalty: float | None = None
+    """See `Generation`."""
+    truncate_prompt_tokens: int | None = None
+    fit_max_tokens: bool = False
+    """A max_tokens that is more than the context holds means as many as it holds, and is not refused."""
+    priority: int | None = None
+    cache_salt: str | None = None
+
+
+class Answers:
+    """What the model's text means, choice by choice: reasoning, content and tool calls."""
+
+    def __init__(self, new_parser: Callable[[], AnswerParser] | None) -> None:
+        """Without parsers, all text is content."""
+        self._new_parser = new_parser
+        self._parsers: dict[int, AnswerParser] = {}
+
+    @property
+    def is_plain(self) -> bool:
+        return self._new_parser is None
+
+    def delta(self, index: int, output: RequestOutput) -> AnswerDelta:
+        """What is new with `output`; with its finish reason, the last."""
+        if self._new_parser is None:
+            return AnswerDelta(content=output.text)
+        parser = self._parsers.get(index)
+        if parser is None:
+            parser = self._parsers[index] = self._new_parser()
+        return parser.push(output.text, ended=output.finish_reason is not None)
+
+    def whole(self, output: CompletionOutput) -> Answer:
+        return Answer(content=output.text) if self._new_parser is None else self._new_parser().parse(output.text)
+
+    def finish_reason(self, index: int, reason: str) -> str:
+        """`tool_calls` where the choice ends with calls."""
+        parser = self._parsers.get(index)
+        return "tool_calls" if reason == "stop" and parser is not None and parser.num_calls else reason
+
+
+async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Generation, Answers]:
+    """Raises `InvalidRequest` for what the template, the grammar or the context refuse."""
+    engine = serving.engine
+    style, tools = _style_of(serving, chat), _offered_tools(chat)
+    rendered = await render(serving, chat)
+    reading = _Reading.of(chat, tools, style, rendered.text)
+    params = sampling_params(reading.sampling(serving), engine.default_sampling)
+    serving.check_number_of_choices(1, params.n)
+    room = engine.info.max_model_len - (params.max_tokens or 1)
+    token_ids = truncated(_behind(chat.prompt_prefix, rendered, engine), chat.truncate_prompt_tokens, room)
+    if chat.fit_max_tokens:
+        params = fitted(params, engine.info.max_model_len - len(token_ids))
+    engine.validate(token_ids, params)
+    generation = Generation(
+        serving,
+        [Prompt(token_ids, params)],
+        id_prefix=id_prefix,
+        priority=chat.priority,
+        cache_salt=chat.cache_salt,
+        structured_field=chat.structured_field or "tools",
+        beam_length_penalty=chat.beam_length_penalty,
+    )
+    return generation, Answers(reading.new_parser)
+
+
+async def render(serving: Serving, chat: Chat) -> RenderedChat:
+    """The prompt. Raises `InvalidRequest` in the template's own words where it refuses."""
+    style, tools = _style_of(serving, chat), _offered_tools(chat)
+    given = {"tools": tools if style.knows_tools else None, "chat_template": chat.chat_template}
+    kwargs = {name: value for name, value in given.items() if value}
+    messages = style.messages(chat.messages, tools)
+    return await serving.engine.render_chat(messages, **kwargs, **chat.template_kwargs)
+
+
+def _behind(prefix: list[int], rendered: RenderedChat, engine: EngineFace) -> list[int]:
+    token_ids = rendered.token_ids
+    if prefix and token_ids[:1] == [engine.tokenizer.bos_token_id]:
+        token_ids = token_ids[1:]
+    return [*prefix, *token_ids] if prefix else token_ids
+
+
+def _style_of(serving: Serving, chat: Chat) -> AnswerStyle:
+    template = chat.chat_template or serving.engine.chat_template or ""
+    return style_of(template, serving.config.tool_call_parser, serving.config.reasoning_parser)
+
+
+def _offered_tools(chat: Chat) -> list[dict[str, Any]]:
+    """None where none may be called, and a single one where the request names it."""
+    if chat.tool_choice == "none":
+        return []
+    name = chat.tool_choice.removeprefix("=")
+    return [tool for tool in chat.tools if tool["function"]["name"] == name] if name != chat.tool_choice else chat.tools
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How one chat's answers are to be read, and so how they may be written."""
+
+    chat: Chat
+    tools: list[dict[str, Any]]
+    style: AnswerStyle
+    reasoning: ReasoningStyle | None
+    starts_inside: bool
+
+    @classmethod
+    def of(cls, chat: Chat, tools: list[dict[str, Any]], style: AnswerStyle, prompt: str) -> "_Reading":
+        reasoning = style.reasoning
+        if reasoning is None:
+            return cls(chat, tools, style, None, False)
+        inside = reasoning.starts_inside(prompt)
+        if chat.template_kwargs.get("continue_final_message"):
+            begun = chat.messages[-1]["content"]
+            inside = inside or (reasoning.opening in begun and reasoning.closing not in begun)
+            return cls(chat, tools, style, reasoning if inside else None, inside)
+        return cls(chat, tools, style, None if reasoning.is_over(prompt) else reasoning, inside)
+
+    @property
+    def new_parser(self) -> Callable[[], AnswerParser] | None:
+        if not self.tools and self.reasoning is None:
+            return None
+        functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
+        style = self.style.tools if self.tools else None
+        return lambda: AnswerParser(self.reasoning, style, functions, starts_inside=self.starts_inside)
+
+    def sampling(self, serving: Serving) -> dict[str, Any]:
+        """The request's fields, with the answer's grammar and the special tokens that the parser has to see."""
+        chat = self.chat
+        named = chat.tool_choice.startswith("=")
+        choice: Choice = "required" if named or chat.tool_choice == "required" else "auto"
+        structured = answer_grammar(
+            self.style.tools,
+            self.tools,
+            choice,
+            parallel=chat.parallel_tool_calls and not named,
+            reasoning=self.reasoning,
+            starts_inside=self.starts_inside,
+            content=chat.sampling.get("structured"),
+        )
+        markers = [*(self.style.tools.markers if self.tools else ()), *(self.reasoning.markers if self.reasoning else ())]
+        shown = {"skip_special_tokens": False} if any(map(serving.engine.tokenizer.is_special_text, markers)) else {}
+        return {**chat.sampling, **shown, "structured": structured}

@@ -1,0 +1,219 @@
+"""From the fields of Anthropic's /v1/messages to a `Chat`.
+
+Every block becomes a message of its own, and neighbours of the same role are then joined; so turns that follow each
+other with one role are one turn, as the API has it.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from configs.errors import InvalidRequest
+from configs.sampling import StructuredOutput
+from configs.settings import ServerConfig
+from server.chat import Chat
+from server.convert.sampling import check_stop
+from server.convert.structured import json_schema
+from server.protocol.messages import CountTokensRequest, InputMessage, MessagesRequest
+from server.protocol.unsupported import check_unsupported
+
+BLOCKS_OF = {
+    "system": ("text",),
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+}
+"""Types of blocks by role."""
+UNSUPPORTED_OF_TOOLS: dict[str, tuple[Any, ...]] = {
+    "allowed_callers": (["direct"],),
+    "defer_loading": (False,),
+    "input_examples": ([],),
+}
+SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
+"""Fields that mean the same in a request and in `SamplingParams`."""
+
+
+def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
+    """Raises `InvalidRequest` naming the field."""
+    messages = conversation(body)
+    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])]
+    choice = body.tool_choice
+    structured = _structured(body)
+    return Chat(
+        messages=messages,
+        sampling={**(_sampling(body, config) if isinstance(body, MessagesRequest) else {}), "structured": structured},
+        tools=tools,
+        tool_choice=_tool_choice(body, [tool["function"]["name"] for tool in tools]),
+        parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
+        template_kwargs=_template_kwargs(body, messages[-1]),
+        structured_field=("output_format" if body.output_format else "output_config") if structured else None,
+        fit_max_tokens=True,
+    )
+
+
+def conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
+    """Messages as templates expect them. Raises `InvalidRequest` naming the message and block."""
+    names = dict(_names_of_calls(body.messages))
+    turns: list[dict[str, Any]] = []
+    if body.system:
+        turns += _turns(InputMessage("system", body.system), "system", "system", names)
+    for index, message in enumerate(body.messages):
+        turns += _turns(message, f"messages[{index}].content", "messages", names)
+    if not turns:
+        raise InvalidRequest("messages is empty", param="messages")
+    return _joined(turns)
+
+
+def _turns(message: InputMessage, where: str, param: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    blocks = message.content if isinstance(message.content, list) else [{"type": "text", "text": message.content}]
+    for index, block in enumerate(blocks):
+        reader = _Block(block, f"{where}[{index}]", param)
+        kind = reader.type_of(BLOCKS_OF[message.role])
+        if kind == "text":
+            yield {"role": message.role, "content": reader.field("text", str)}
+        elif kind == "thinking":
+            yield {"role": "assistant", "content": "", "reasoning_content": reader.field("thinking", str)}
+        elif kind == "tool_use":
+            yield {"role": "assistant", "content": "", "tool_calls": [_call(reader)]}
+        elif kind == "tool_result":
+            yield _result(reader, names)
+
+
+def tool_use_id(call_id: str) -> str:
+    """As the API has them: the model's own id, whose form its template may insist on, behind `toolu_`."""
+    return "toolu_" + call_id.removeprefix("call_")
+
+
+def call_id(tool_use_id: str) -> str:
+    return tool_use_id.removeprefix("toolu_")
+
+
+def _call(block: "_Block") -> dict[str, Any]:
+    function = {"name": block.field("name", str), "arguments": block.field("input", dict)}
+    return {"id": call_id(block.field("id", str)), "type": "function", "function": function}
+
+
+def _result(block: "_Block", names: dict[str, str]) -> dict[str, Any]:
+    use_id = block.field("tool_use_id", str)
+    if use_id not in names:
+        raise block.error(f"no tool_use has the id {use_id!r}")
+    content = block.value.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    texts = []
+    for index, part in enumerate(parts):
+        reader = _Block(part, f"{block.where}.content[{index}]", block.param)
+        reader.type_of(("text",))
+        texts.append(reader.field("text", str))
+    text = "\n".join(texts)
+    if block.value.get("is_error"):
+        text = f"Error: {text}"
+    return {"role": "tool", "content": text, "tool_call_id": call_id(use_id), "name": names[use_id]}
+
+
+def _names_of_calls(messages: list[InputMessage]) -> Iterator[tuple[str, str]]:
+    """Ids of the calls so far and the names of their tools; malformed blocks are told of elsewhere."""
+    for message in messages:
+        for block in message.content if isinstance(message.content, list) else []:
+            if block.get("type") == "tool_use":
+                yield str(block.get("id")), str(block.get("name"))
+
+
+def _joined(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Neighbours of one role as one message; results of tools stay apart."""
+    joined: list[dict[str, Any]] = []
+    for turn in turns:
+        if not joined or turn["role"] == "tool" or joined[-1]["role"] != turn["role"]:
+            joined.append(turn)
+            continue
+        last = joined[-1]
+        last["content"] = "\n".join(filter(None, (last["content"], turn["content"])))
+        for name in ("reasoning_content", "tool_calls"):
+            if name in turn:
+                last[name] = last[name] + turn[name] if name in last else turn[name]
+    return joined
+
+
+class _Block:
+    """One content block of a request; errors name it."""
+
+    def __init__(self, value: Any, where: str, param: str) -> None:
+        self.value = value
+        self.where = where
+        self.param = param
+
+    def type_of(self, allowed: tuple[str, ...]) -> str:
+        kind = self.value.get("type") if isinstance(self.value, dict) else type(self.value).__name__
+        if kind not in allowed:
+            raise self.error(f"blocks of type {kind!r} are not supported here, only {', '.join(allowed)}")
+        return str(kind)
+
+    def field(self, name: str, kind: type) -> Any:
+        value = self.value.get(name)
+        if not isinstance(value, kind):
+            raise self.error(f"{name} must be {'an object' if kind is dict else 'a string'}")
+        return value
+
+    def error(self, message: str) -> InvalidRequest:
+        return InvalidRequest(f"{self.where}: {message}", param=self.param)
+
+
+def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """A function as templates print it."""
+    if (kind := tool.get("type")) not in (None, "custom"):
+        raise InvalidRequest(f"{where}: tools of type {kind!r} are not supported, only custom ones", param="tools")
+    if not isinstance(tool.get("name"), str) or not tool["name"]:
+        raise InvalidRequest(f"{where}.name must be a string", param="tools")
+    if not isinstance(tool.get("input_schema"), dict):
+        raise InvalidRequest(f"{where}.input_schema must be a JSON schema", param="tools")
+    for name in tool.keys() & UNSUPPORTED_OF_TOOLS:
+        check_unsupported(UNSUPPORTED_OF_TOOLS, name, tool[name])
+    function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": tool["input_schema"]}
+    if tool.get("strict"):
+        function["strict"] = True
+    return {"type": "function", "function": function}
+
+
+def _tool_choice(body: CountTokensRequest, names: list[str]) -> str:
+    choice = body.tool_choice
+    if choice is None or choice.type == "auto":
+        return "auto"
+    if choice.type == "none":
+        return "none"
+    if choice.type == "tool":
+        if choice.name not in names:
+            raise InvalidRequest(f"tool_choice names no tool of tools: {choice.name!r}", param="tool_choice")
+        return f"={choice.name}"
+    if not names:
+        raise InvalidRequest("tool_choice any needs tools", param="tool_choice")
+    return "required"
+
+
+def _sampling(body: MessagesRequest, config: ServerConfig) -> dict[str, Any]:
+    if body.max_tokens < 1:
+        raise InvalidRequest(f"max_tokens must be at least 1; got {body.max_tokens}", param="max_tokens")
+    stop = body.stop_sequences or ()
+    if not all(stop):
+        raise InvalidRequest("stop_sequences may not hold empty texts", param="stop_sequences")
+    check_stop(stop, config, "stop_sequences")
+    given = {name: value for name in SAMPLING if (value := getattr(body, name)) is not None}
+    return {**given, "stop": stop}
+
+
+def _structured(body: CountTokensRequest) -> StructuredOutput | None:
+    config = body.output_config
+    if config and config.format and body.output_format:
+        raise InvalidRequest("output_config.format and output_format exclude each other", param="output_format")
+    form = (config and config.format) or body.output_format
+    return json_schema(form.schema) if form else None
+
+
+def _template_kwargs(body: CountTokensRequest, last: dict[str, Any]) -> dict[str, Any]:
+    continued = last["role"] == "assistant"
+    if continued and "tool_calls" in last:
+        raise InvalidRequest("a tool_use needs a tool_result behind it", param="messages")
+    kwargs: dict[str, Any] = {"add_generation_prompt": not continued, "continue_final_message": continued}
+    if thinking := body.thinking:
+        if thinking.budget_tokens is not None and thinking.budget_tokens < 1:
+            raise InvalidRequest("thinking.budget_tokens must be at least 1", param="thinking")
+        kwargs["enable_thinking"] = thinking.type != "disabled"
+    if body.output_config and body.output_config.effort:
+        kwargs["reasoning_effort"] = body.output_config.effort
+    return kwargs

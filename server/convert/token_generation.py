@@ -1,0 +1,39 @@
+"""From the fields of /inference/v1/generate to a `Generation`."""
+
+import uuid
+
+from configs.errors import InvalidRequest
+from server.convert.sampling import check_stream_options, given_fields, sampling_params
+from server.convert.structured import structured_outputs
+from server.generation import Generation, Prompt
+from server.protocol.token_generation import TokenGenerationRequest
+from server.serving import Serving
+
+
+def token_generation(serving: Serving, body: TokenGenerationRequest) -> Generation:
+    """Raises `InvalidRequest`."""
+    check_stream_options(body.stream_options, body.stream)
+    fields = body.sampling_params
+    if fields.detokenize is False and (fields.stop or body.output_mode == "text"):
+        raise InvalidRequest("stop and output_mode text need detokenize", param="sampling_params")
+    given = given_fields(fields, serving.config)
+    given["logprobs"] = fields.logprobs
+    given["max_tokens"] = fields.max_tokens
+    given["structured"] = structured_outputs(fields.structured_outputs) if fields.structured_outputs else None
+    params = sampling_params(given, serving.engine.default_sampling)
+    serving.check_number_of_choices(1, params.n)
+    try:
+        serving.engine.validate(body.token_ids, params)
+    except InvalidRequest as error:
+        error.param = "token_ids" if error.param == "prompt" else "sampling_params"
+        raise
+    generation = Generation(
+        serving,
+        [Prompt(body.token_ids, params)],
+        id_prefix="",
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        structured_field="sampling_params",
+    )
+    generation.id = body.request_id or f"generate-{uuid.uuid4().hex}"
+    return generation

@@ -1,0 +1,125 @@
+"""What Ollama's API tells of the model: GET /api/tags, /api/ps and /api/version, POST /api/show."""
+
+import hashlib
+import re
+from datetime import UTC, datetime
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from configs.errors import InvalidRequest
+from configs.settings import ServerConfig
+from server.answers.reasoning import detect_reasoning
+from server.parsing import BodyParser, ignored_header
+from server.protocol.ollama import OllamaDetails, OllamaModel, OllamaModels, ShowRequest, ShowResponse
+from server.routes.ollama import check_model, rfc3339
+from server.serving import Serving, serving_of
+
+API_VERSION = "0.13.0"
+"""The version of Ollama whose API this is: clients decide by it what they may ask for."""
+NEVER = "9999-12-31T23:59:59Z"
+FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+BYTES = {"F32": 4.0, "int8": 1.0, "int4": 0.5}
+"""Of one parameter; 2 for those that are not here."""
+
+
+async def list_tags(request: Request) -> Response:
+    serving = serving_of(request)
+    return _json(OllamaModels([_model(serving, modified_at=_started(serving))]))
+
+
+async def list_running(request: Request) -> Response:
+    serving = serving_of(request)
+    size = _size(serving) if serving.engine.info.device.startswith("cuda") else 0
+    limit = serving.model.max_model_len
+    return _json(OllamaModels([_model(serving, expires_at=NEVER, size_vram=size, context_length=limit)]))
+
+
+async def api_version(request: Request) -> Response:
+    return _json({"version": API_VERSION})
+
+
+class ShowRoute:
+    """Called with a request; raises `RequestError`."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.parser = BodyParser(ShowRequest, config)
+
+    async def __call__(self, request: Request) -> Response:
+        serving = serving_of(request)
+        parsed = await self.parser.parse(request)
+        check_model(serving, parsed.body.model or parsed.body.name)
+        return _json(await _shown(serving), ignored_header(parsed.ignored_fields))
+
+
+async def _shown(serving: Serving) -> ShowResponse:
+    details = _details(serving)
+    return ShowResponse(
+        parameters="\n".join(f"{name} {value}" for name, value in serving.engine.default_sampling.items()),
+        template=serving.engine.chat_template or "",
+        details=details,
+        model_info={
+            "general.architecture": details.family,
+            "general.parameter_count": serving.engine.info.num_parameters,
+            f"{details.family}.context_length": serving.model.max_model_len,
+        },
+        capabilities=await _capabilities(serving),
+        modified_at=_started(serving),
+    )
+
+
+async def _capabilities(serving: Serving) -> list[str]:
+    template = serving.engine.chat_template
+    found = ["completion"]
+    if template is not None:
+        found.append("tools")
+        if detect_reasoning(template) is not None:
+            found.append("thinking")
+    try:
+        await serving.engine.encode_infill("", "")
+    except InvalidRequest:
+        return found
+    return [*found, "insert"]
+
+
+def _model(serving: Serving, **fields: str | int) -> OllamaModel:
+    name = serving.model.id
+    digest = hashlib.sha256(serving.system_fingerprint.encode()).hexdigest()
+    given = {"name": name, "model": name, "size": _size(serving), "digest": digest, "details": _details(serving)}
+    return msgspec.convert({**given, **fields}, OllamaModel)
+
+
+def _details(serving: Serving) -> OllamaDetails:
+    info = serving.engine.info
+    family = re.sub(r"For[A-Z].*", "", info.architecture).lower()
+    return OllamaDetails(
+        family=family,
+        families=[family],
+        parameter_size=_parameter_size(info.num_parameters),
+        quantization_level=_level(serving),
+    )
+
+
+def _level(serving: Serving) -> str:
+    info = serving.engine.info
+    return FLOATS.get(info.dtype, info.dtype) if info.quantization == "none" else info.quantization
+
+
+def _size(serving: Serving) -> int:
+    return int(serving.engine.info.num_parameters * BYTES.get(_level(serving), 2.0))
+
+
+def _parameter_size(count: int) -> str:
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if count >= size:
+            return f"{count / size:.1f}{unit}"
+    return str(count)
+
+
+def _started(serving: Serving) -> str:
+    return rfc3339(datetime.fromtimestamp(serving.model.created, UTC))
+
+
+def _json(content: object, headers: dict[str, str] | None = None) -> Response:
+    return Response(msgspec.json.encode(content), headers=headers, media_type="application/json")

@@ -1,0 +1,157 @@
+"""POST /v1/responses, and what can be done with a stored response."""
+
+import asyncio
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response as HttpResponse
+
+from configs.errors import InvalidRequest
+from configs.settings import ServerConfig
+from server.chat import start_chat
+from server.convert.response_items import read_items
+from server.convert.responses import chat_of, field_of, first_snapshot
+from server.disconnect import until_disconnect
+from server.generation import Generation
+from server.parsing import BodyParser, ignored_header
+from server.protocol.response_items import ItemList
+from server.protocol.responses import DeletedResponse, ResponsesRequest
+from server.responses.builder import ResponseBuilder
+from server.responses.running import EventsWriter, TapeWriter, in_background, told, whole
+from server.responses.store import ResponseStore, StoredResponse
+from server.responses.tape import Tape
+from server.serving import Serving, serving_of
+from server.sse import EventStream
+
+MAX_PAGE = 100
+DEFAULT_PAGE = 20
+
+
+class ResponsesRoutes:
+    """Methods are called with a request; they raise `RequestError`."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.parser = BodyParser(ResponsesRequest, config)
+        self.keep_alive = config.sse_keep_alive_interval
+        self.store = ResponseStore(config)
+
+    async def create(self, request: Request) -> HttpResponse:
+        serving = serving_of(request)
+        serving.check_alive()
+        parsed = await self.parser.parse(request)
+        body, headers = parsed.body, ignored_header(parsed.ignored_fields)
+        serving.check_model(body.model)
+        builder, generation, stored = await self._start(serving, body)
+        if body.background:
+            return self._background(builder, generation, stored, body, headers)
+        if body.stream:
+            events = told(builder, generation, None if body.store is False else self.store, stored)
+            return EventStream(events, EventsWriter(builder), headers, keep_alive=self.keep_alive)
+        response = await until_disconnect(request.receive, whole(builder, generation))
+        if body.store is not False:
+            self.store.add(stored)
+            self.store.settle(stored)
+        return _json(response, headers)
+
+    async def retrieve(self, request: Request) -> HttpResponse:
+        """With `stream`, the events from `starting_after` on."""
+        stored = self._stored(request)
+        if request.query_params.get("stream") != "true":
+            return _json(stored.response)
+        if stored.tape is None:
+            raise InvalidRequest("only a response with background and stream can be streamed later", param="stream")
+        if request.query_params.get("include_obfuscation") == "true":
+            raise InvalidRequest("include_obfuscation is not supported by this server", param="include_obfuscation")
+        return self._replay(stored.tape, _number(request, "starting_after", -1) + 1)
+
+    async def delete(self, request: Request) -> HttpResponse:
+        stored = self._stored(request)
+        await self.store.cancel(stored)
+        self.store.discard(stored)
+        return _json(DeletedResponse(stored.id))
+
+    async def cancel(self, request: Request) -> HttpResponse:
+        stored = self._stored(request)
+        if not stored.response.background:
+            raise InvalidRequest("only a response with background can be cancelled; close the connection instead")
+        await self.store.cancel(stored)
+        return _json(stored.response)
+
+    async def input_items(self, request: Request) -> HttpResponse:
+        """All that the response answers, that of earlier responses too; the newest first unless `order` is asc."""
+        items = list(self._stored(request).context)
+        query = request.query_params
+        if (order := query.get("order", "desc")) not in ("asc", "desc"):
+            raise InvalidRequest(f"order must be asc or desc; got {order!r}", param="order")
+        if order == "desc":
+            items.reverse()
+        limit = _number(request, "limit", DEFAULT_PAGE)
+        if not 1 <= limit <= MAX_PAGE:
+            raise InvalidRequest(f"limit must be between 1 and {MAX_PAGE}; got {limit}", param="limit")
+        start = 0
+        if after := query.get("after"):
+            start = next((index for index, item in enumerate(items, start=1) if item.id == after), -1)
+            if start < 0:
+                raise InvalidRequest(f"the response has no input item {after!r}", param="after")
+        page = items[start : start + limit]
+        first, last = (page[0].id or "", page[-1].id or "") if page else ("", "")
+        return _json(ItemList(data=page, first_id=first, last_id=last, has_more=start + limit < len(items)))
+
+    async def _start(
+        self, serving: Serving, body: ResponsesRequest
+    ) -> tuple[ResponseBuilder, Generation, StoredResponse]:
+        previous = self._previous(body)
+        items = read_items(body.input, self.store.item)
+        context = [*(previous.conversation if previous else []), *items]
+        try:
+            chat = chat_of(body, context, serving.config)
+            generation, answers = await start_chat(serving, chat, "resp_")
+        except InvalidRequest as error:
+            error.param = field_of(error.param)
+            raise
+        builder = ResponseBuilder(generation, answers, first_snapshot(body, generation))
+        return builder, generation, StoredResponse(builder, items, previous, context)
+
+    def _previous(self, body: ResponsesRequest) -> StoredResponse | None:
+        if body.previous_response_id is None:
+            return None
+        previous = self.store.get(body.previous_response_id, param="previous_response_id")
+        if not previous.is_settled:
+            raise InvalidRequest("the previous response is still running", param="previous_response_id")
+        return previous
+
+    def _background(
+        self,
+        builder: ResponseBuilder,
+        generation: Generation,
+        stored: StoredResponse,
+        body: ResponsesRequest,
+        headers: dict[str, str],
+    ) -> HttpResponse:
+        events = builder.begin()
+        self.store.add(stored)
+        if body.stream:
+            stored.tape = Tape()
+            stored.tape.write(events)
+        response = stored.response
+        stored.task = asyncio.create_task(in_background(builder, generation, self.store, stored))
+        return _json(response, headers) if stored.tape is None else self._replay(stored.tape, 0, headers)
+
+    def _replay(self, tape: Tape, start: int, headers: dict[str, str] | None = None) -> HttpResponse:
+        return EventStream(tape.read(start), TapeWriter(), headers, keep_alive=self.keep_alive)
+
+    def _stored(self, request: Request) -> StoredResponse:
+        return self.store.get(request.path_params["response_id"])
+
+
+def _number(request: Request, name: str, default: int) -> int:
+    value = request.query_params.get(name, str(default))
+    try:
+        return int(value)
+    except ValueError as error:
+        raise InvalidRequest(f"{name} must be a number; got {value!r}", param=name) from error
+
+
+def _json(content: Any, headers: dict[str, str] | None = None) -> HttpResponse:
+    return HttpResponse(msgspec.json.encode(content), headers=headers, media_type="application/json")

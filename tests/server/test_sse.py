@@ -1,0 +1,40 @@
+"""Streams beyond their events: comments that keep connections alive, usage that the server forces."""
+
+import httpx
+
+from configs.errors import RequestFailed
+from configs.settings import ServerConfig
+from server.app import create_app
+from tests.server.fake_engine import FakeEngine
+
+
+async def text_of(engine: FakeEngine, config: ServerConfig) -> str:
+    app = create_app(engine, config, "fake")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        response = await client.post("/v1/completions", json={"prompt": "ab", "stream": True, "max_tokens": 3})
+    return response.text
+
+
+async def test_a_silent_stream_sends_comments() -> None:
+    engine = FakeEngine()
+    engine.delay = 0.1
+    pieces = (await text_of(engine, ServerConfig(sse_keep_alive_interval=0.03))).split("\n\n")
+    assert pieces[0] == ": keep-alive"
+    assert [piece for piece in pieces if piece != ": keep-alive"][-2:] == ["data: [DONE]", ""]
+    assert sum(piece.startswith("data: ") for piece in pieces) == 5
+    assert pieces.count(": keep-alive") >= 6
+
+
+async def test_a_busy_stream_sends_none() -> None:
+    assert ": keep-alive" not in await text_of(FakeEngine(), ServerConfig(sse_keep_alive_interval=5))
+
+
+async def test_an_error_behind_a_comment_is_an_event() -> None:
+    engine = FakeEngine()
+    engine.delay, engine.fail_after = 0.1, (0, RequestFailed("not a number"))
+    text = await text_of(engine, ServerConfig(sse_keep_alive_interval=0.03))
+    assert "not a number" in text.split("\n\n")[-2]
+
+
+async def test_usage_can_be_forced() -> None:
+    assert '"usage":{"prompt_tokens":3' in await text_of(FakeEngine(), ServerConfig(enable_force_include_usage=True))
