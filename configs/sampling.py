@@ -8,6 +8,7 @@ import msgspec
 from configs.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
+MAX_PATTERN_SIZE = 1024
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -16,6 +17,20 @@ class StructuredOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
     source: str = ""
     """By kind: nothing; a JSON schema; a regular expression; a JSON list of texts; EBNF; xgrammar's structural tag."""
+
+
+class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pattern of `min_pattern_size` to `max_pattern_size` tokens that the output ends with `min_count` times."""
+
+    max_pattern_size: int = 0
+    """0: nothing is looked for."""
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    @property
+    def is_valid(self) -> bool:
+        sizes = 0 <= self.min_pattern_size <= self.max_pattern_size <= MAX_PATTERN_SIZE
+        return sizes and (self.max_pattern_size == 0 or 2 <= self.min_count <= MAX_PATTERN_SIZE)
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -67,6 +82,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Keep the stop string, or the stop token's text, at the end of the text."""
     ignore_eos: bool = False
     """Do not end at the checkpoint's end-of-sequence ids."""
+    repetition_detection: RepetitionDetection | None = None
+    """Generation ends, with a reason of its own, once the output repeats itself."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
     logprobs: int | None = None
@@ -98,6 +115,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "a number above 0",
         )
         _check("seed", self.seed is None or -(2**63) <= self.seed < 2**64, self.seed, "a 64-bit integer")
+        if (repetition := self.repetition_detection) is not None:
+            wanted = f"sizes of 0 <= min <= max <= {MAX_PATTERN_SIZE} and 2 <= min_count <= {MAX_PATTERN_SIZE}"
+            _check("repetition_detection", repetition.is_valid, repetition, wanted)
         _check("stop", all(self.stop), self.stop, "non-empty strings")
         for token_id, bias in (self.logit_bias or {}).items():
             _check("logit_bias", -100 <= bias <= 100, {token_id: bias}, "between -100 and 100")

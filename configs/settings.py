@@ -97,6 +97,9 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
     strict_fields: Annotated[
         bool, Meta(description="Refuse request fields that no route knows, instead of ignoring and reporting them.")
     ] = False
+    stream_interval: Annotated[
+        int, Meta(ge=1, description="Streams send a choice's text every so many tokens; the first comes at once.")
+    ] = 1
     sse_keep_alive_interval: Annotated[
         float, Meta(ge=0, description="Seconds without an event after which a stream sends a comment; 0: none.")
     ] = 0

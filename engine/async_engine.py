@@ -122,16 +122,18 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        interval: int = 1,
     ) -> AsyncGenerator[OutputBatch, None]:
         """Differences as they come, each choice's last with a finish reason. Fan out with `params.for_choice`.
 
+        Behind a choice's first tokens, nothing comes before it has `interval` more or ends.
         Closing or cancelling the generator aborts what still runs. Raises `EngineDead`, `RequestFailed`, or the
         `InvalidRequest` with which the core refuses.
         """
         if self._death is not None:
             raise EngineDead(self._death)
         running: dict[str, tuple[int, OutputProcessor]] = {}
-        mailbox = Mailbox()
+        mailbox = Mailbox(interval)
         try:
             for index, (token_ids, params) in enumerate(choices):
                 request = self._request(f"{request_id}-{index}", token_ids, params, priority, cache_salt)

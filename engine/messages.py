@@ -51,7 +51,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     embedding: list[float] | None = None
     """The pooled final hidden states of the prompt, not scaled to length 1; comes as `prompt_logprobs` do."""
     finish_reason: str | None = None
-    """stop, length, abort or error."""
+    """stop, length, repetition, abort or error."""
     stop_reason: int | None = None
     """The stop id of the request that matched; None for end-of-sequence."""
     num_cached_tokens: int = 0

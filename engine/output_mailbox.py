@@ -12,15 +12,24 @@ from .messages import TokenOutput
 class Mailbox:
     """What its one reader has not taken yet is merged: a slow reader holds up nobody, and costs token ids only."""
 
-    def __init__(self) -> None:
+    def __init__(self, interval: int = 1) -> None:
+        """The reader is woken by a request's first output, by `interval` tokens of it, and by its last."""
+        self._interval = interval
+        self._begun: set[str] = set()
+        self._due = False
         self._outputs: dict[str, TokenOutput] = {}
         self._dead: str | None = None
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, output: TokenOutput) -> None:
-        waiting = self._outputs.get(output.request_id)
-        self._outputs[output.request_id] = output if waiting is None else _merge(waiting, output)
-        self._wake()
+        request_id = output.request_id
+        waiting = self._outputs.get(request_id)
+        merged = self._outputs[request_id] = output if waiting is None else _merge(waiting, output)
+        num_tokens = len(merged.new_token_ids)
+        if num_tokens >= self._interval or merged.finish_reason is not None or request_id not in self._begun:
+            self._begun.add(request_id)
+            self._due = True
+            self._wake()
 
     def die(self, reason: str) -> None:
         self._dead = reason
@@ -29,7 +38,7 @@ class Mailbox:
     def filled(self) -> asyncio.Future[None]:
         """Done when `take` has an answer."""
         self._reader = asyncio.get_running_loop().create_future()
-        if self._outputs or self._dead is not None:
+        if self._due or self._dead is not None:
             self._wake()
         return self._reader
 
@@ -37,6 +46,7 @@ class Mailbox:
         """One output of each request that has any. Raises `EngineDead` when there will be none."""
         if not self._outputs and self._dead is not None:
             raise EngineDead(self._dead)
+        self._due = False
         outputs, self._outputs = self._outputs, {}
         return list(outputs.values())
 

@@ -1,5 +1,7 @@
 """When a request ends by its tokens. Stop *strings* are text: the API side finds them and aborts."""
 
+from configs.sampling import RepetitionDetection
+
 from .request import Request
 
 
@@ -17,4 +19,18 @@ def stop_cause(request: Request, max_total_tokens: int) -> tuple[str, int | None
         return "stop", None if token_id in request.eos_token_ids else token_id
     if num_output_tokens == params.max_tokens or request.num_tokens >= max_total_tokens:
         return "length", None
+    if params.repetition_detection is not None and _repeats(request, params.repetition_detection):
+        return "repetition", None
     return None
+
+
+def _repeats(request: Request, detection: RepetitionDetection) -> bool:
+    """Whether the output ends with one pattern, often enough: such a list equals itself moved by the pattern's size."""
+    for size in range(max(1, detection.min_pattern_size), detection.max_pattern_size + 1):
+        if size * detection.min_count > request.num_output_tokens:
+            return False
+        if request.token_ids[-1] == request.token_ids[-1 - size]:
+            tail = request.token_ids[-size * detection.min_count :]
+            if tail[size:] == tail[:-size]:
+                return True
+    return False

@@ -38,6 +38,8 @@ class Chat:
     beam_length_penalty: float | None = None
     """See `Generation`."""
     truncate_prompt_tokens: int | None = None
+    truncation_side: str = "left"
+    request_id: str | None = None
     fit_max_tokens: bool = False
     """A max_tokens that is more than the context holds means as many as it holds, and is not refused."""
     priority: int | None = None
@@ -83,7 +85,9 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
     params = sampling_params(reading.sampling(serving), engine.default_sampling)
     serving.check_number_of_choices(1, params.n)
     room = engine.info.max_model_len - (params.max_tokens or 1)
-    token_ids = truncated(_behind(chat.prompt_prefix, rendered, engine), chat.truncate_prompt_tokens, room)
+    token_ids = truncated(
+        _behind(chat.prompt_prefix, rendered, engine), chat.truncate_prompt_tokens, room, chat.truncation_side
+    )
     if chat.fit_max_tokens:
         params = fitted(params, engine.info.max_model_len - len(token_ids))
     engine.validate(token_ids, params)
@@ -94,6 +98,7 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
         priority=chat.priority,
         cache_salt=chat.cache_salt,
         structured_field=chat.structured_field or "tools",
+        request_id=chat.request_id,
         beam_length_penalty=chat.beam_length_penalty,
     )
     return generation, Answers(reading.new_parser)
@@ -172,6 +177,9 @@ class _Reading:
             starts_inside=self.starts_inside,
             content=chat.sampling.get("structured"),
         )
-        markers = [*(self.style.tools.markers if self.tools else ()), *(self.reasoning.markers if self.reasoning else ())]
+        markers = [
+            *(self.style.tools.markers if self.tools else ()),
+            *(self.reasoning.markers if self.reasoning else ()),
+        ]
         shown = {"skip_special_tokens": False} if any(map(serving.engine.tokenizer.is_special_text, markers)) else {}
         return {**chat.sampling, **shown, "structured": structured}

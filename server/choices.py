@@ -52,7 +52,7 @@ async def respond(
     if body.stream:
         config = generation.serving.config
         writer = ChunkWriter(generation, _stream_options(body, config), renderer)
-        return EventStream(generation.run(), writer, headers, keep_alive=config.sse_keep_alive_interval)
+        return EventStream(generation.run(body.stream_interval), writer, headers, keep_alive=config.sse_keep_alive_interval)
     outputs = await until_disconnect(request.receive, generation.whole())
     whole = _response(generation, renderer.whole_object, renderer.whole(outputs), usage_of(generation))
     content = with_fields(msgspec.json.encode(whole), renderer.beside_choices(outputs[0]))

@@ -1,5 +1,6 @@
 """One generating request, in no protocol's words: its choices run, and what was counted."""
 
+import sys
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -34,6 +35,7 @@ class Generation:
         priority: int | None = None,
         cache_salt: str | None = None,
         structured_field: str | None = None,
+        request_id: str | None = None,
         beam_length_penalty: float | None = None,
     ) -> None:
         """`structured_field`: the request's field that an error of its grammar names. With `beam_length_penalty` the
@@ -41,7 +43,7 @@ class Generation:
         self.serving = serving
         self.prompts = prompts
         self.n = prompts[0].params.n
-        self.id = id_prefix + uuid.uuid4().hex
+        self.id = id_prefix + (request_id or uuid.uuid4().hex)
         self.created = int(time.time())
         self.latest: list[RequestOutput | None] = [None] * (len(prompts) * self.n)
         """Of each choice; it holds the choice's counts. Whoever reads `run` keeps it up to date."""
@@ -50,13 +52,15 @@ class Generation:
         self._structured_field = structured_field
         self._beam_length_penalty = beam_length_penalty
 
-    def run(self) -> AsyncGenerator[OutputBatch, None]:
-        """What comes, as it comes; raises what the engine raises."""
+    def run(self, interval: int | None = None) -> AsyncGenerator[OutputBatch, None]:
+        """What comes, as it comes or, behind the first tokens, every `interval` tokens of a choice (default: the
+        server's). Raises what the engine raises."""
         outputs = self.serving.engine.generate_many(
             [(prompt.token_ids, prompt.params.for_choice(j)) for prompt in self.prompts for j in range(self.n)],
             request_id=self.id,
             priority=self._priority,
             cache_salt=self._cache_salt,
+            interval=interval or self.serving.config.stream_interval,
         )
         return outputs if self._structured_field is None else self._naming_the_field(outputs)
 
@@ -65,7 +69,9 @@ class Generation:
         if self._beam_length_penalty is not None:
             return await self._beam_search(self._beam_length_penalty)
         outputs = [CompletionOutput(index) for index in range(len(self.latest))]
-        async with aclosing(self.run()) as batches:
+        # stop strings are found here, token by token; nothing else needs to be looked at before the end
+        interval = 1 if self.prompts[0].params.stop else sys.maxsize
+        async with aclosing(self.run(interval)) as batches:
             async for batch in batches:
                 for index, output in batch:
                     self.latest[index] = output

@@ -1,7 +1,10 @@
-"""Every error leaves as OpenAI's error object, those of the framework included."""
+"""Every error leaves as OpenAI's error object, those of the framework included.
+
+Where a protocol's clients read more than that, its route puts an `ErrorBody` into the request's scope.
+"""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -14,15 +17,22 @@ from server.protocol.common import Error, ErrorResponse
 
 logger = logging.getLogger(__name__)
 
+ErrorBody = Callable[[Exception], bytes]
+ERROR_BODY = "octavo.error_body"
+"""Its key in the scope."""
+
+
+def error_object(error: Exception) -> Error:
+    """What is not a `RequestError` is a fault of ours: logged, and told without detail."""
+    if isinstance(error, RequestError):
+        return Error(error.message, error.type, error.param, error.code)
+    logger.error("a request failed", exc_info=error)
+    return Error("internal error; see the server's log", "server_error")
+
 
 def error_body(error: Exception) -> bytes:
-    """The JSON of an error; what is not a `RequestError` is a fault of ours: logged, and told without detail."""
-    if isinstance(error, RequestError):
-        content = Error(error.message, error.type, error.param, error.code)
-    else:
-        logger.error("a request failed", exc_info=error)
-        content = Error("internal error; see the server's log", "server_error")
-    return msgspec.json.encode(ErrorResponse(content))
+    """The JSON of `error_object`."""
+    return msgspec.json.encode(ErrorResponse(error_object(error)))
 
 
 def error_response(request: Request, error: Exception) -> Response:
@@ -31,7 +41,8 @@ def error_response(request: Request, error: Exception) -> Response:
         reason = HTTPStatus(error.status_code).phrase
         content = Error(f"{reason}: {request.method} {request.url.path}", "invalid_request_error")
         return _json(msgspec.json.encode(ErrorResponse(content)), error.status_code, error.headers)
-    return _json(error_body(error), error.status if isinstance(error, RequestError) else 500)
+    body_of: ErrorBody = request.scope.get(ERROR_BODY, error_body)
+    return _json(body_of(error), error.status if isinstance(error, RequestError) else 500)
 
 
 def _json(body: bytes, status: int, headers: Mapping[str, str] | None = None) -> Response:

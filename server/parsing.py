@@ -25,6 +25,7 @@ MAX_VALUES = 4_000_000
 """Commas in one body, and so elements of lists: about 20 ns each; no context has as many token ids."""
 
 Body = TypeVar("Body", bound=RequestBody)
+Query = TypeVar("Query")
 
 
 class BodyTooLarge(RequestError):
@@ -109,6 +110,14 @@ def check_one_of(body: RequestBody) -> None:
 
 def _plain(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw)
+
+
+def query_of(request: Request, query_type: type[Query]) -> Query:
+    """The parameters of a URL's query as one of `protocol/queries.py`. Raises `InvalidRequest`."""
+    try:
+        return msgspec.convert(dict(request.query_params), query_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(str(error).replace("`", ""), param=_param(str(error))) from error
 
 
 def _param(message: str) -> str | None:

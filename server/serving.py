@@ -69,6 +69,7 @@ class EngineFace(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        interval: int = 1,
     ) -> AsyncGenerator[OutputBatch, None]: ...
 
     async def embed(

@@ -38,6 +38,8 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
         structured_field=structured_field(body),
         beam_length_penalty=beam_length_penalty(body),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side or "left",
+        request_id=body.request_id,
         priority=body.priority,
         cache_salt=body.cache_salt,
     )
@@ -150,10 +152,13 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     converted = []
     try:
         for call in calls:
-            arguments = call["function"].get("arguments") or "{}"
-            parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-            converted.append({**call, "function": {**call["function"], "arguments": parsed}})
+            arguments = call["function"].get("arguments")
+            if isinstance(arguments, str):
+                arguments = json.loads(arguments or "{}")
+            if not isinstance(arguments, dict | None) or not isinstance(call["function"].get("name"), str):
+                raise TypeError(call)
+            converted.append({**call, "function": {**call["function"], "arguments": arguments or {}}})
     except (TypeError, KeyError, AttributeError, ValueError) as error:
-        message = f"{where} must be a list of calls with a function and JSON arguments"
+        message = f"{where} must be a list of calls with a function, its name and an object of arguments as JSON"
         raise InvalidRequest(message, param="messages") from error
     return converted

@@ -55,7 +55,8 @@ async def _prompt(serving: Serving, body: CompletionRequest, prompt: str | list[
     engine = serving.engine
     limit = engine.info.max_model_len
     token_ids = prompt if isinstance(prompt, list) else await _encode(serving, body, prompt)
-    token_ids = truncated(token_ids, body.truncate_prompt_tokens, limit - (params.max_tokens or 1))
+    room = limit - (params.max_tokens or 1)
+    token_ids = truncated(token_ids, body.truncate_prompt_tokens, room, body.truncation_side or "left")
     if params.max_tokens is None:
         params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_MAX_TOKENS, max(1, limit - len(token_ids))))
     engine.validate(token_ids, params)

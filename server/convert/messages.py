@@ -57,7 +57,7 @@ def conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
         turns += _turns(InputMessage("system", body.system), "system", "system", names)
     for index, message in enumerate(body.messages):
         turns += _turns(message, f"messages[{index}].content", "messages", names)
-    if not turns:
+    if not body.messages or not turns:
         raise InvalidRequest("messages is empty", param="messages")
     return _joined(turns)
 

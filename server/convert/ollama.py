@@ -83,10 +83,10 @@ def sampling_of(body: OllamaRequest, serving: Serving) -> dict[str, Any]:
         given["seed"] = options.seed
     stop = (options.stop,) if isinstance(options.stop, str) else options.stop or ()
     given |= {"max_tokens": _max_tokens(options.num_predict), "stop": stop}
-    check_stop(stop, serving.config, "options")
     _check_context(options, serving)
     _check_repeat_window(options, {**serving.engine.default_sampling, **given})
     try:
+        check_stop(stop, serving.config)
         sampling_params(given, {})
     except InvalidRequest as error:
         raise InvalidRequest(f"options: {error.message}", param="options") from error
@@ -166,8 +166,8 @@ def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     converted["content"] = message.get("content") or ""
     if isinstance(message.get("role"), str):
         converted["role"] = message["role"].lower()
-    if isinstance(message.get("tool_calls"), list):
-        converted["tool_calls"] = [{"type": "function", **call} for call in message["tool_calls"]]
+    if isinstance(calls := message.get("tool_calls"), list):
+        converted["tool_calls"] = [{"type": "function", **call} if isinstance(call, dict) else call for call in calls]
     return converted
 
 

@@ -11,6 +11,7 @@ from server.convert.tokenization import check_chat_fields, rendered_chat
 from server.embedding import as_base64, cosine, normalized
 from server.protocol.pooling import (
     MAX_INPUTS,
+    SCORE_PAIRS,
     EmbeddingRequest,
     PoolingFields,
     RerankRequest,
@@ -93,17 +94,17 @@ def normalizes(body: EmbeddingRequest, default: bool) -> bool:
 
 def score_pieces(body: ScoreRequest) -> tuple[list[Piece], list[Piece]]:
     """Two lists of the same length, or one text and several. Raises `InvalidRequest`."""
-    first_field = next(name for name in body.one_of if getattr(body, name) is not None)
-    others = {"text_1": ("text_2",), "data_1": ("data_2",), "queries": ("documents", "items")}[first_field]
-    seconds = [name for name in ("text_2", "data_2", "documents", "items") if getattr(body, name) is not None]
-    if len(seconds) != 1 or seconds[0] not in others:
-        message = f"{first_field} goes with {' or '.join(others)}; got {' and '.join(seconds) or 'neither'}"
-        raise InvalidRequest(message, param=seconds[0] if seconds else others[0])
-    first = _pieces(getattr(body, first_field), first_field, _limit(body, "max_tokens_per_query"))
-    second = _pieces(getattr(body, seconds[0]), seconds[0], _limit(body, "max_tokens_per_doc"))
+    names = dict.fromkeys(name for pair in SCORE_PAIRS for name in pair)
+    given = tuple(name for name in names if getattr(body, name) is not None)
+    if given not in SCORE_PAIRS:
+        pairs = ", or ".join(" and ".join(pair) for pair in SCORE_PAIRS)
+        field = given[0] if given else SCORE_PAIRS[0][0]
+        raise InvalidRequest(f"give {pairs}; got {' and '.join(given) or 'none'}", param=field)
+    first = _pieces(getattr(body, given[0]), given[0], _limit(body, "max_tokens_per_query"))
+    second = _pieces(getattr(body, given[1]), given[1], _limit(body, "max_tokens_per_doc"))
     if len(first) not in (1, len(second)):
-        message = f"{first_field} holds one text or as many as {seconds[0]}; got {len(first)} and {len(second)}"
-        raise InvalidRequest(message, param=first_field)
+        message = f"{given[0]} holds one text or as many as {given[1]}; got {len(first)} and {len(second)}"
+        raise InvalidRequest(message, param=given[0])
     return first, second
 
 

@@ -16,7 +16,13 @@ from server.protocol.response_items import FunctionTool, Item
 from server.protocol.responses import INCLUDABLE, ReasoningEcho, Response, ResponsesRequest, TextEcho
 
 LOGPROBS = "message.output_text.logprobs"
-_ONE_ANSWER = {"n": 1, "max_tokens": None, "prompt_logprobs": None}
+_ONE_ANSWER = {
+    "n": 1,
+    "max_tokens": None,
+    "prompt_logprobs": None,
+    "use_beam_search": False,
+    "length_penalty": None,
+}
 """Fields of other routes that have no place here, with the value that passes."""
 _FIELDS = {"messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 """By the names that errors of a chat give them."""
@@ -79,7 +85,7 @@ def first_snapshot(body: ResponsesRequest, generation: Generation) -> Response:
         store=body.store is not False,
         temperature=params.temperature,
         text=TextEcho((body.text and body.text.format) or {"type": "text"}),
-        tool_choice=body.tool_choice or "auto",
+        tool_choice=_echoed_choice(body.tool_choice),
         tools=function_tools(body),
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
@@ -132,6 +138,13 @@ def _choice(given: str | dict[str, Any] | None, tools: list[dict[str, Any]]) -> 
         raise InvalidRequest("allowed_tools needs a mode, auto or required, and tools", param="tool_choice")
     allowed = [tool_choice(one if isinstance(one, dict) else {"name": one}, tools)[1:] for one in listed]
     return mode, [tool for tool in tools if tool["function"]["name"] in allowed]
+
+
+def _echoed_choice(given: str | dict[str, Any] | None) -> str | dict[str, Any]:
+    """In this route's form, also where the request has that of /v1/chat/completions."""
+    if isinstance(given, dict) and isinstance(function := given.get("function"), dict):
+        return {"type": "function", "name": function["name"]}
+    return given or "auto"
 
 
 def _structured(body: ResponsesRequest) -> tuple[str | None, StructuredOutput | None]:

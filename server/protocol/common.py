@@ -5,11 +5,12 @@ or from OpenAI's default, see `server/convert/`.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from configs.sampling import RepetitionDetection
 from server.protocol.unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -83,6 +84,7 @@ class SamplingFields(RequestBody, kw_only=True):
     """Of beam search: sums of log-probabilities are divided by length to this power (default 1)."""
     prompt_logprobs: Int64 | None = None
     logprob_token_ids: tuple[Int64, ...] | None = None
+    repetition_detection: RepetitionDetection | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -96,6 +98,8 @@ class GenerationRequest(SamplingFields, kw_only=True):
     """The served name; left out, the served model answers."""
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    stream_interval: Annotated[int, Meta(ge=1, le=2**31)] | None = None
+    """Send a choice's text every so many tokens; the first comes at once."""
     max_completion_tokens: int | None = None
     """The newer name of max_tokens; wins when both are given."""
     echo: bool | None = None
@@ -112,7 +116,11 @@ class GenerationRequest(SamplingFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     """Write the tokens of logprobs as `token_id:7`, which tells tokens of equal text apart."""
     truncate_prompt_tokens: Int64 | None = None
-    """Keep only this many of the prompt's last tokens; -1: as many as the context holds."""
+    """Keep only this many of the prompt's tokens; -1: as many as the context holds."""
+    truncation_side: Literal["left", "right"] | None = None
+    """Where tokens are left out (default left)."""
+    request_id: Annotated[str, Meta(max_length=256)] | None = None
+    """The answer's id ends with it; no two running requests may have the same."""
     priority: Int64 | None = None
     """Lower runs first under the `priority` policy."""
     cache_salt: str | None = None

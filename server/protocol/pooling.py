@@ -28,7 +28,7 @@ class PoolingFields(ModelRequest, kw_only=True):
     pooling: Literal["last", "mean"] | None = None
     """Of the final hidden states: that of the last token, or their mean (default: the server's setting)."""
     add_special_tokens: bool | None = None
-    """Put the tokenizer's own tokens, such as the beginning of sequence, around texts (default true; of chats false)."""
+    """Put the tokenizer's own tokens, such as the beginning of sequence, around it (default true; of chats false)."""
     truncate_prompt_tokens: Int64 | None = None
     """Keep only this many tokens of each prompt; -1: as many as the context holds."""
     truncation_side: Literal["left", "right"] | None = None
@@ -125,10 +125,11 @@ class ScoringFields(PoolingFields, kw_only=True):
     """Keep only this many tokens of each document, the first; 0 keeps all."""
 
 
-class ScoreRequest(ScoringFields, kw_only=True):
-    """One text against each of several, or two lists of the same length in pairs, under any of these names."""
+SCORE_PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
-    one_of: ClassVar[tuple[str, ...]] = ("text_1", "data_1", "queries")
+
+class ScoreRequest(ScoringFields, kw_only=True):
+    """One text against each of several, or two lists of the same length in pairs: one of `SCORE_PAIRS`."""
 
     text_1: Texts | None = None
     text_2: Texts | None = None

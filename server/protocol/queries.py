@@ -1,4 +1,4 @@
-"""Parameters of queries, for the OpenAPI document."""
+"""Parameters of the queries of URLs."""
 
 from typing import Annotated, Literal
 
@@ -11,7 +11,7 @@ class RetrieveQuery(msgspec.Struct, kw_only=True):
 
     stream: bool = False
     """The events instead of the response."""
-    starting_after: int = -1
+    starting_after: Annotated[int, Meta(ge=-1)] = -1
     """Number of the last event that is not wanted."""
     include_obfuscation: bool = False
     """Only false is honoured: events are not padded."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from configs.errors import InvalidRequest
 
-WITHOUT_EFFECT = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "user"})
+WITHOUT_EFFECT = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "session_id", "user"})
 """Labels and hints."""
 
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {

@@ -39,6 +39,7 @@ class CompletionsRoute:
             priority=body.priority,
             cache_salt=body.cache_salt,
             structured_field=structured_field(body),
+            request_id=body.request_id,
             beam_length_penalty=beam_length_penalty(body),
         )
         renderer = CompletionRenderer(generation, body)

@@ -14,7 +14,8 @@ from server.convert.response_items import read_items
 from server.convert.responses import chat_of, field_of, first_snapshot
 from server.disconnect import until_disconnect
 from server.generation import Generation
-from server.parsing import BodyParser, ignored_header
+from server.parsing import BodyParser, ignored_header, query_of
+from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
 from server.protocol.responses import DeletedResponse, ResponsesRequest
 from server.responses.builder import ResponseBuilder
@@ -23,9 +24,6 @@ from server.responses.store import ResponseStore, StoredResponse
 from server.responses.tape import Tape
 from server.serving import Serving, serving_of
 from server.sse import EventStream
-
-MAX_PAGE = 100
-DEFAULT_PAGE = 20
 
 
 class ResponsesRoutes:
@@ -56,14 +54,14 @@ class ResponsesRoutes:
 
     async def retrieve(self, request: Request) -> HttpResponse:
         """With `stream`, the events from `starting_after` on."""
-        stored = self._stored(request)
-        if request.query_params.get("stream") != "true":
+        stored, query = self._stored(request), query_of(request, RetrieveQuery)
+        if not query.stream:
             return _json(stored.response)
         if stored.tape is None:
             raise InvalidRequest("only a response with background and stream can be streamed later", param="stream")
-        if request.query_params.get("include_obfuscation") == "true":
+        if query.include_obfuscation:
             raise InvalidRequest("include_obfuscation is not supported by this server", param="include_obfuscation")
-        return self._replay(stored.tape, _number(request, "starting_after", -1) + 1)
+        return self._replay(stored.tape, query.starting_after + 1)
 
     async def delete(self, request: Request) -> HttpResponse:
         stored = self._stored(request)
@@ -80,23 +78,16 @@ class ResponsesRoutes:
 
     async def input_items(self, request: Request) -> HttpResponse:
         """All that the response answers, that of earlier responses too; the newest first unless `order` is asc."""
-        items = list(self._stored(request).context)
-        query = request.query_params
-        if (order := query.get("order", "desc")) not in ("asc", "desc"):
-            raise InvalidRequest(f"order must be asc or desc; got {order!r}", param="order")
-        if order == "desc":
-            items.reverse()
-        limit = _number(request, "limit", DEFAULT_PAGE)
-        if not 1 <= limit <= MAX_PAGE:
-            raise InvalidRequest(f"limit must be between 1 and {MAX_PAGE}; got {limit}", param="limit")
+        query = query_of(request, InputItemsQuery)
+        items = self._stored(request).context[:: -1 if query.order == "desc" else 1]
         start = 0
-        if after := query.get("after"):
-            start = next((index for index, item in enumerate(items, start=1) if item.id == after), -1)
+        if query.after:
+            start = next((index for index, item in enumerate(items, start=1) if item.id == query.after), -1)
             if start < 0:
-                raise InvalidRequest(f"the response has no input item {after!r}", param="after")
-        page = items[start : start + limit]
+                raise InvalidRequest(f"the response has no input item {query.after!r}", param="after")
+        page = items[start : start + query.limit]
         first, last = (page[0].id or "", page[-1].id or "") if page else ("", "")
-        return _json(ItemList(data=page, first_id=first, last_id=last, has_more=start + limit < len(items)))
+        return _json(ItemList(data=page, first_id=first, last_id=last, has_more=start + query.limit < len(items)))
 
     async def _start(
         self, serving: Serving, body: ResponsesRequest
@@ -104,8 +95,8 @@ class ResponsesRoutes:
         previous = self._previous(body)
         items = read_items(body.input, self.store.item)
         context = [*(previous.conversation if previous else []), *items]
+        chat = chat_of(body, context, serving.config)
         try:
-            chat = chat_of(body, context, serving.config)
             generation, answers = await start_chat(serving, chat, "resp_")
         except InvalidRequest as error:
             error.param = field_of(error.param)
@@ -143,14 +134,6 @@ class ResponsesRoutes:
 
     def _stored(self, request: Request) -> StoredResponse:
         return self.store.get(request.path_params["response_id"])
-
-
-def _number(request: Request, name: str, default: int) -> int:
-    value = request.query_params.get(name, str(default))
-    try:
-        return int(value)
-    except ValueError as error:
-        raise InvalidRequest(f"{name} must be a number; got {value!r}", param=name) from error
 
 
 def _json(content: Any, headers: dict[str, str] | None = None) -> HttpResponse:

@@ -41,6 +41,26 @@ async def test_what_the_first_output_says_of_the_prompt_stays():
     assert (merged.prompt_logprobs, merged.embedding) == (entries, [0.5])
 
 
+async def test_a_reader_is_woken_for_first_outputs_whole_intervals_and_ends():
+    mailbox = Mailbox(interval=3)
+    mailbox.put(output("r", 0))
+    assert mailbox.filled().done()
+    mailbox.take()
+    woken = mailbox.filled()
+    mailbox.put(output("r", 1))
+    mailbox.put(output("r", 2))
+    assert not woken.done()
+    mailbox.put(output("r", 3))
+    assert woken.done()
+    assert [one.new_token_ids for one in mailbox.take()] == [[1, 2, 3]]
+    woken = mailbox.filled()
+    mailbox.put(output("r", 4))
+    assert not woken.done()
+    mailbox.put(TokenOutput(request_id="r", finish_reason="length"))
+    assert woken.done()
+    assert [one.new_token_ids for one in mailbox.take()] == [[4]]
+
+
 @pytest.mark.parametrize("seed", range(20))
 async def test_nothing_is_lost_and_the_order_is_kept(seed):
     draw = random.Random(seed)

@@ -1,6 +1,5 @@
 """Whole outputs of a tiny checkpoint under sampling parameters: equalities, and transformers as the oracle."""
 
-import json
 import math
 
 import pytest
@@ -158,21 +157,6 @@ def test_whatever_is_drawn_has_a_text(llm):
         output = request.outputs[0]
         assert len(output.token_ids) == 200
         assert output.text == llm.tokenizer.decode(output.token_ids)
-
-
-def test_all_end_of_sequence_ids_can_be_ignored(folder, model, tmp_path):
-    write_tiny(tmp_path)
-    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 90]}))
-    llm = LLM(str(tmp_path), **SETTINGS)
-    biased = {"logit_bias": {90: 50.0}, "max_tokens": 20}
-
-    def run(**fields):
-        output = llm.generate([PROMPTS[0]], params(**biased, **fields))[0].outputs[0]
-        return output.token_ids, output.finish_reason, output.stop_reason
-
-    assert run(ignore_eos=False) == ([90], "stop", None)
-    assert run() == ([90] * 20, "length", None)
-    assert run(stop_token_ids=(90,)) == ([90], "stop", 90)
 
 
 def test_stop_strings_end_requests_of_a_batch_as_alone(llm):

@@ -1,8 +1,11 @@
 """The token that ends a request."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from configs.sampling import SamplingParams
+from configs.errors import InvalidRequest
+from configs.sampling import RepetitionDetection, SamplingParams
 from scheduler.request import Request
 from scheduler.stop import stop_cause
 
@@ -57,3 +60,32 @@ def test_an_id_that_is_both_counts_as_end_of_sequence() -> None:
     request = Request("r", [7], SamplingParams(stop_token_ids=(EOS,)), arrival_time=0.0, eos_token_ids=(EOS,))
     request.token_ids.append(EOS)
     assert stop_cause(request, 9) == ("stop", None)
+
+
+def repeats(output: list[int], detection: RepetitionDetection) -> bool:
+    """By the definition, pattern by pattern."""
+    for size in range(max(1, detection.min_pattern_size), detection.max_pattern_size + 1):
+        tail = output[len(output) - size * detection.min_count :]
+        if size * detection.min_count <= len(output) and tail == tail[:size] * detection.min_count:
+            return True
+    return False
+
+
+@given(
+    output=st.lists(st.integers(10, 12), min_size=1, max_size=14),
+    sizes=st.lists(st.integers(0, 5), min_size=2, max_size=2).map(sorted),
+    count=st.integers(2, 4),
+)
+def test_repetition_ends_a_request(output: list[int], sizes: list[int], count: int) -> None:
+    detection = RepetitionDetection(min_pattern_size=sizes[0], max_pattern_size=sizes[1], min_count=count)
+    expected = ("repetition", None) if repeats(output, detection) else None
+    assert cause(output, max_tokens=50, repetition_detection=detection) == expected
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [(-1, 0, 2), (1, 2, 2), (2, 1, 1), (2000, 1, 2), (2, 1, 2000)],
+)
+def test_repetitions_that_cannot_be(fields: tuple[int, int, int]) -> None:
+    with pytest.raises(InvalidRequest, match="repetition_detection"):
+        SamplingParams(repetition_detection=RepetitionDetection(*fields))

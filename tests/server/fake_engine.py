@@ -72,6 +72,7 @@ class FakeEngine:
         self.requests: list[tuple[str, list[int], SamplingParams, int, str | None]] = []
         self.template_kwargs: dict[str, Any] = {}
         self.messages: list[dict[str, Any]] = []
+        self.intervals: list[int] = []
         self.aborted: list[str] = []
         self.num_tokens = 0
 
@@ -126,8 +127,10 @@ class FakeEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        interval: int = 1,
     ) -> AsyncGenerator[OutputBatch, None]:
         running: dict[int, Iterator[RequestOutput]] = {}
+        self.intervals.append(interval)
         for index, (token_ids, params) in enumerate(choices):
             self.requests.append((f"{request_id}-{index}", token_ids, params, priority, cache_salt))
             prompt = bytes(token_id for token_id in token_ids if token_id < 256).decode(errors="replace")

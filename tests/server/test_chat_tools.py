@@ -94,7 +94,11 @@ async def test_templates_without_tools_get_them_described(client: httpx.AsyncCli
     history = [
         {"role": "developer", "content": "Be brief."},
         *HELLO,
-        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f"}}],
+        },
         {"role": "tool", "tool_call_id": "1", "content": "42"},
     ]
     [choice] = (await answer(client, messages=history, tools=[WEATHER]))["choices"]

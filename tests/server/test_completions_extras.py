@@ -114,6 +114,8 @@ async def test_truncated_prompts(client: httpx.AsyncClient, engine: FakeEngine) 
     await complete(client, prompt=[97] * 2000, truncate_prompt_tokens=-1, max_tokens=5)
     assert engine.requests[0][1] == [7, 8, 9]
     assert len(engine.requests[1][1]) == 995
+    await complete(client, prompt=list(range(10)), truncate_prompt_tokens=3, truncation_side="right")
+    assert engine.requests[2][1] == [0, 1, 2]
     for wrong in (0, -2):
         assert (await refused(client, truncate_prompt_tokens=wrong))["param"] == "truncate_prompt_tokens"
 
@@ -245,3 +247,7 @@ async def test_beam_search(client: httpx.AsyncClient) -> None:
     for wrong in ({"stream": True}, {"n": 11}, {"stop": "x"}, {"logprobs": 1}, {"min_tokens": 1}, {"top_k": 5}):
         assert (await refused(client, **{**fields, **wrong}))["param"] == next(iter(wrong))
     assert (await refused(client, length_penalty=2))["param"] == "length_penalty"
+
+
+async def test_a_request_may_bring_its_id(client: httpx.AsyncClient) -> None:
+    assert (await complete(client, prompt="a", request_id="mine"))["id"] == "cmpl-mine"

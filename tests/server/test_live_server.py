@@ -24,12 +24,12 @@ LIMITS = ["--max-model-len", "256", "--max-num-seqs", "8"]
 class LiveServer:
     """A started server. `wait_ready` polls it as a load balancer would."""
 
-    def __init__(self, log: Path, *flags: str) -> None:
+    def __init__(self, log: Path, *flags: str, model: str = "smollm2") -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        command = [sys.executable, "-m", "server.cli", "serve", "smollm2", "--config", "test", *LIMITS, *flags]
+        command = [sys.executable, "-m", "server.cli", "serve", model, "--config", "test", *LIMITS, *flags]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.port)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
@@ -75,8 +75,8 @@ class LiveServer:
 
 
 @contextlib.contextmanager
-def live_server(log: Path, *flags: str) -> Iterator[LiveServer]:
-    server = LiveServer(log, *flags)
+def live_server(log: Path, *flags: str, model: str = "smollm2") -> Iterator[LiveServer]:
+    server = LiveServer(log, *flags, model=model)
     try:
         yield server
     finally:

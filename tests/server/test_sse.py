@@ -1,5 +1,7 @@
 """Streams beyond their events: comments that keep connections alive, usage that the server forces."""
 
+import sys
+
 import httpx
 
 from configs.errors import RequestFailed
@@ -38,3 +40,14 @@ async def test_an_error_behind_a_comment_is_an_event() -> None:
 
 async def test_usage_can_be_forced() -> None:
     assert '"usage":{"prompt_tokens":3' in await text_of(FakeEngine(), ServerConfig(enable_force_include_usage=True))
+
+
+async def test_text_can_come_in_intervals() -> None:
+    engine = FakeEngine()
+    app = create_app(engine, ServerConfig(stream_interval=4), "fake")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for fields in ({"stream": True}, {"stream": True, "stream_interval": 7}, {}, {"stop": "x"}):
+            assert (await client.post("/v1/completions", json={"prompt": "ab", **fields})).status_code == 200
+        refused = await client.post("/v1/completions", json={"prompt": "ab", "stream_interval": 0})
+    assert engine.intervals == [4, 7, sys.maxsize, 1]
+    assert refused.json()["error"]["param"] == "stream_interval"
