@@ -84,7 +84,7 @@ class BodyParser(Generic[Body]):
 
     async def _read(self, request: Request) -> bytes:
         kind = request.headers.get("content-type")
-        if kind is not None and "json" not in kind:
+        if kind is not None and not any(part in kind for part in self.body_type.content_types):
             raise InvalidRequest(f"content-type must be application/json; got {kind}")
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self.max_bytes:

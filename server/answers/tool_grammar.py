@@ -9,8 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from configs.sampling import StructuredOutput
+from server.answers.python_calls import PythonCalls
 from server.answers.reasoning import ReasoningStyle
-from server.answers.tool_styles import HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PYTHONIC, QWEN_CODER, ToolStyle
+from server.answers.tool_styles import (
+    HERMES,
+    LLAMA,
+    MISTRAL,
+    MISTRAL_NAMED,
+    PYTHONIC,
+    PYTHONIC_TAGGED,
+    QWEN_CODER,
+    ToolStyle,
+)
 
 Format: TypeAlias = dict[str, Any]
 """A node of a structural tag."""
@@ -41,6 +51,7 @@ LAYOUTS = {
     MISTRAL.name: Layout('{"name": "NAME", "arguments": ', "}", ", ", "[TOOL_CALLS][", "]", trigger="[TOOL_CALLS]"),
     MISTRAL_NAMED.name: Layout("[TOOL_CALLS]NAME[ARGS]", "", "", trigger="[TOOL_CALLS]"),
     PYTHONIC.name: Layout("NAME(", ")", ", ", "[", "]"),
+    PYTHONIC_TAGGED.name: Layout("NAME(", ")", "\n", "<function_calls>\n", "\n</function_calls>", "<function_calls>"),
     QWEN_CODER.name: Layout(
         "<tool_call>\n<function=NAME>\n", "\n</function>\n</tool_call>", "\n", trigger="<tool_call>"
     ),
@@ -113,7 +124,7 @@ def _arguments(style: ToolStyle, function: Mapping[str, Any], choice: str) -> Fo
     schema = dict(schema or {})
     if not any(key in schema for key in _TYPING):
         schema = {"type": "object", **schema}
-    if style is PYTHONIC:
+    if style.reader is PythonCalls:
         return _keywords(schema)
     return _json(schema, "qwen_xml" if style is QWEN_CODER else "json")
 

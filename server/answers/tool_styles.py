@@ -44,16 +44,21 @@ LLAMA = ToolStyle("llama3_json", LlamaCalls)
 MISTRAL = ToolStyle("mistral", MistralCalls, _mistral_id)
 MISTRAL_NAMED = ToolStyle("mistral_named", MistralCalls, _mistral_id)
 PYTHONIC = ToolStyle("pythonic", PythonCalls)
+PYTHONIC_TAGGED = ToolStyle("pythonic_tagged", PythonCalls)
 QWEN_CODER = ToolStyle("qwen3_coder", XmlCalls)
 
-TOOL_STYLES = {style.name: style for style in (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PYTHONIC, QWEN_CODER)}
+TOOL_STYLES = {
+    style.name: style for style in (HERMES, LLAMA, MISTRAL, MISTRAL_NAMED, PYTHONIC, PYTHONIC_TAGGED, QWEN_CODER)
+}
+
 
 _SIGNS = (
     (MISTRAL_NAMED, r"\[TOOL_CALLS\].*\[ARGS\]"),
     (MISTRAL, r"\[TOOL_CALLS\]"),
     (QWEN_CODER, r"<tool_call>.*<function="),
     (HERMES, r"<tool_call>"),
-    (PYTHONIC, r"<function_calls>|func_name1\(|<\|tool_call_start\|>"),
+    (PYTHONIC_TAGGED, r"<function_calls>"),
+    (PYTHONIC, r"func_name1\(|<\|tool_call_start\|>"),
     (LLAMA, r'\{\\?"name\\?": [^{}]{1,60}\\?"parameters\\?": '),
 )
 """What a template holds that teaches the style; the first counts."""

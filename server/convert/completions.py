@@ -1,5 +1,7 @@
 """From the fields of /v1/completions to prompts and `SamplingParams`."""
 
+import asyncio
+
 import msgspec
 
 from configs.errors import InvalidRequest
@@ -16,15 +18,19 @@ DEFAULT_MAX_TOKENS = 16
 async def completion_prompts(serving: Serving, body: CompletionRequest) -> list[Prompt]:
     """One per prompt, in order, checked. Raises `InvalidRequest`."""
     params = completion_params(serving, body)
-    prompts = texts_or_ids(body.prompt, "prompt")
-    serving.check_number_of_choices(len(prompts), params.n)
-    return [await _prompt(serving, body, item, params) for item in prompts]
+    items = texts_or_ids(body.prompt, "prompt")
+    serving.check_number_of_choices(len(items), params.n)
+    prompts = []
+    for item in items:
+        prompts.append(await _prompt(serving, body, item, params))
+        await asyncio.sleep(0)  # others get their turn between the texts of a long list
+    return prompts
 
 
 def completion_params(serving: Serving, body: CompletionRequest) -> SamplingParams:
     """max_tokens is None when the request leaves it out; `n` counts what is generated for `best_of`."""
     given = given_sampling(body, serving.config)
-    n = body.n or 1 if body.n is None else body.n
+    n = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != n:
         if body.best_of < n:
             raise InvalidRequest(f"best_of must be at least n, {n}; got {body.best_of}", param="best_of")

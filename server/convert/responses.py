@@ -24,7 +24,7 @@ _ONE_ANSWER = {
     "length_penalty": None,
 }
 """Fields of other routes that have no place here, with the value that passes."""
-_FIELDS = {"messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+_FIELDS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
 """By the names that errors of a chat give them."""
 
 

@@ -14,7 +14,12 @@ from server.protocol.chat import TokenLogprob
 from server.protocol.common import Int64, ModelRequest
 
 
-class OllamaRequest(ModelRequest, kw_only=True):
+class OllamaBody(ModelRequest, kw_only=True):
+    content_types: ClassVar[tuple[str, ...]] = ("json", "x-www-form-urlencoded")
+    """The other one is what curl says of its own accord, and all examples of Ollama's documentation leave it so."""
+
+
+class OllamaRequest(OllamaBody, kw_only=True):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "_debug_render_only": (False,),
         "shift": (False,),  # neither prompts nor answers lose tokens
@@ -61,7 +66,7 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     """Token ids that an earlier answer gave, to be continued."""
 
 
-class ShowRequest(ModelRequest, kw_only=True):
+class ShowRequest(OllamaBody, kw_only=True):
     without_effect: ClassVar[frozenset[str]] = frozenset({"verbose"})
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"options": ({},), "system": ("",), "template": ("",)}
 
@@ -166,7 +171,7 @@ class OllamaModel(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     modified_at: str | UnsetType = UNSET
     size: int
-    """Bytes of the parameters as they are computed with."""
+    """Bytes of the parameters, about."""
     digest: str
     details: OllamaDetails
     expires_at: str | UnsetType = UNSET

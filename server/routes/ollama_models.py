@@ -20,8 +20,8 @@ API_VERSION = "0.13.0"
 """The version of Ollama whose API this is: clients decide by it what they may ask for."""
 NEVER = "9999-12-31T23:59:59Z"
 FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-BYTES = {"F32": 4.0, "int8": 1.0, "int4": 0.5}
-"""Of one parameter; 2 for those that are not here."""
+BITS = {"F32": 32, "int8": 8, "int4": 4}
+"""Of one parameter; 16 for those that are not here."""
 
 
 async def list_tags(request: Request) -> Response:
@@ -107,7 +107,11 @@ def _level(serving: Serving) -> str:
 
 
 def _size(serving: Serving) -> int:
-    return int(serving.engine.info.num_parameters * BYTES.get(_level(serving), 2.0))
+    """Of GGUF files, whose level names several types, with the mean of their bits."""
+    level = _level(serving)
+    named = [int(bits) for bits in re.findall(r"Q(\d)", level)]
+    bits = sum(named) / len(named) if named else BITS.get(level, 16)
+    return int(serving.engine.info.num_parameters * bits / 8)
 
 
 def _parameter_size(count: int) -> str:

@@ -1,0 +1,99 @@
+"""The OpenAPI 3.1 document: what the table of routes and the structs of the wire say.
+
+https://spec.openapis.org/oas/v3.1.1
+"""
+
+from typing import Any
+
+from server.openapi.schemas import Schemas
+from server.operation import Operation
+from server.protocol.common import ErrorResponse
+from server.serving import Serving
+from server.version import version
+
+JSON, EVENTS = "application/json", "text/event-stream"
+
+_IGNORED = {
+    "x-octavo-ignored-fields": {
+        "description": "Fields of the body that no known API has, and that were ignored",
+        "schema": {"type": "string"},
+    }
+}
+_REASONS = {
+    400: "The request cannot be honoured as it stands; `param` names the field",
+    404: "No such thing is served",
+    413: "The body is too large",
+    500: "A fault of the server's, or a model whose output is not a number",
+    503: "The engine is gone",
+}
+
+
+def openapi_document(operations: list[Operation], serving: Serving) -> dict[str, Any]:
+    schemas = Schemas(_types(operations), serving)
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in operations:
+        for path in operation.paths.split():
+            shown = path.replace(":path}", "}")
+            for method in operation.methods.lower().split():
+                paths.setdefault(shown, {})[method] = _operation(operation, shown, method, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Octavo", "version": version(), "description": f"Serves {serving.model.id}"},
+        "paths": paths,
+        "components": {"schemas": schemas.components},
+    }
+
+
+def _types(operations: list[Operation]) -> list[Any]:
+    types: dict[Any, None] = {ErrorResponse: None}
+    for operation in operations:
+        requests = (one for one in (operation.body, operation.query) if one is not None)
+        types |= dict.fromkeys([*requests, *operation.answers, *operation.events])
+    return list(types)
+
+
+def _operation(operation: Operation, path: str, method: str, schemas: Schemas) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": f"{method}{path.replace('/', '_').replace('{', '').replace('}', '')}",
+        "summary": operation.summary,
+        "parameters": [*_path_parameters(path), *_query_parameters(operation.query, schemas)],
+        "responses": _responses(operation, schemas),
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.ref(operation.body)}}}
+    return described
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    names = [piece.partition("}")[0] for piece in path.split("{")[1:]]
+    text = {"type": "string", "minLength": 1}
+    return [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
+
+
+def _query_parameters(query: type | None, schemas: Schemas) -> list[dict[str, Any]]:
+    if query is None:
+        return []
+    properties = schemas.struct(query)["properties"]
+    return [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]
+
+
+def _responses(operation: Operation, schemas: Schemas) -> dict[str, Any]:
+    content: dict[str, Any] = {JSON: {"schema": schemas.any_of(operation.answers)}}
+    if operation.events:
+        content[operation.events_type] = {"schema": _piece(operation, schemas)}
+    answer: dict[str, Any] = {"description": "The answer", "content": content}
+    if operation.body is not None:
+        answer["headers"] = _IGNORED
+    error = {JSON: {"schema": schemas.ref(ErrorResponse)}}
+    errors = {str(one): {"description": _REASONS[one], "content": error} for one in operation.error_statuses}
+    return {"200": answer, **errors}
+
+
+def _piece(operation: Operation, schemas: Schemas) -> dict[str, Any]:
+    """Of what comes piece by piece: one event, or one line."""
+    piece = schemas.any_of(operation.events)
+    if operation.events_type != EVENTS:
+        return piece
+    data = {"type": "string", "contentMediaType": JSON, "contentSchema": piece}
+    fields = {"event": {"type": "string"}, "data": {"anyOf": [data, {"const": "[DONE]"}]}}
+    return {"type": "object", "required": ["data"], "properties": fields}

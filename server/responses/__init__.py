@@ -1,0 +1,1 @@
+"""Responses of OpenAI's Responses API: how one grows, and where they are kept."""

@@ -1,0 +1,242 @@
+"""All routes of the server: `create_app` registers them, and the OpenAPI document describes them."""
+
+from configs.settings import ServerConfig
+from server.operation import Operation
+from server.protocol.answers import (
+    RESPONSE_EVENTS,
+    ChatAnswer,
+    ChatChunk,
+    CompletionAnswer,
+    CompletionChunk,
+    OllamaChatAnswer,
+    OllamaGenerateAnswer,
+)
+from server.protocol.chat import ChatRequest
+from server.protocol.common import Model, ModelList
+from server.protocol.completions import CompletionRequest
+from server.protocol.messages import CountTokensRequest, Message, MessagesRequest, TokenCount
+from server.protocol.messages import Event as MessageEvent
+from server.protocol.ollama import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaModels,
+    ShowRequest,
+    ShowResponse,
+)
+from server.protocol.pooling import (
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
+from server.protocol.queries import InputItemsQuery, RetrieveQuery
+from server.protocol.response_items import ItemList
+from server.protocol.responses import DeletedResponse, ResponsesRequest
+from server.protocol.responses import Response as ResponseSnapshot
+from server.protocol.server_state import Health, Load, ServerInfo, Version
+from server.protocol.token_generation import (
+    TextChunk,
+    TextGeneration,
+    TokenChunk,
+    TokenGeneration,
+    TokenGenerationRequest,
+)
+from server.protocol.tokenization import (
+    ContentTokens,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TemplateRequest,
+    TemplateResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+)
+from server.routes.chat import ChatRoute
+from server.routes.completions import CompletionsRoute
+from server.routes.messages import CountTokensRoute, MessagesRoute
+from server.routes.models import list_models, retrieve_model
+from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
+from server.routes.ollama_models import ShowRoute, api_version, list_running, list_tags
+from server.routes.openapi import DocumentRoute
+from server.routes.pooling import embeddings, pooling, rerank, score
+from server.routes.responses import ResponsesRoutes
+from server.routes.server_state import health, load, server_info, show_version
+from server.routes.token_generation import TokenGenerationRoute
+from server.routes.tokenization import apply_template, detokenize, tokenize
+from server.routes.whole import whole
+
+
+def operations(config: ServerConfig) -> list[Operation]:
+    return [
+        *_generating(config),
+        *_responses(config),
+        *_ollama(config),
+        *_pooling(config),
+        *_text(config),
+        *_about_the_server(),
+    ]
+
+
+def _generating(config: ServerConfig) -> list[Operation]:
+    return [
+        Operation(
+            "POST",
+            "/v1/completions",
+            CompletionsRoute(config),
+            "Continue prompts",
+            body=CompletionRequest,
+            answers=(CompletionAnswer,),
+            events=(CompletionChunk,),
+        ),
+        Operation(
+            "POST",
+            "/v1/chat/completions",
+            ChatRoute(config),
+            "Answer a chat",
+            body=ChatRequest,
+            answers=(ChatAnswer,),
+            events=(ChatChunk,),
+        ),
+        Operation(
+            "POST",
+            "/v1/messages",
+            MessagesRoute(config),
+            "Answer a chat, in Anthropic's form",
+            body=MessagesRequest,
+            answers=(Message,),
+            events=(MessageEvent,),
+        ),
+        Operation(
+            "POST",
+            "/inference/v1/generate",
+            TokenGenerationRoute(config),
+            "Continue a prompt: token ids in, token ids out",
+            body=TokenGenerationRequest,
+            answers=(TokenGeneration, TextGeneration),
+            events=(TokenChunk, TextChunk),
+        ),
+    ]
+
+
+def _responses(config: ServerConfig) -> list[Operation]:
+    routes, path = ResponsesRoutes(config), "/v1/responses/{response_id}"
+    return [
+        Operation(
+            "POST",
+            "/v1/responses",
+            routes.create,
+            "Answer a chat, in the form of OpenAI's newer API",
+            body=ResponsesRequest,
+            answers=(ResponseSnapshot,),
+            events=RESPONSE_EVENTS,
+        ),
+        Operation(
+            "GET",
+            path,
+            routes.retrieve,
+            "A stored response",
+            query=RetrieveQuery,
+            answers=(ResponseSnapshot,),
+            events=RESPONSE_EVENTS,
+            errors=(400, 404),
+        ),
+        Operation("DELETE", path, routes.delete, "Forget a response", (DeletedResponse,), errors=(404,)),
+        Operation("POST", f"{path}/cancel", routes.cancel, "End a response", (ResponseSnapshot,), errors=(400, 404)),
+        Operation(
+            "GET",
+            f"{path}/input_items",
+            routes.input_items,
+            "What a response answers",
+            query=InputItemsQuery,
+            answers=(ItemList,),
+            errors=(400, 404),
+        ),
+    ]
+
+
+def _ollama(config: ServerConfig) -> list[Operation]:
+    lines = "application/x-ndjson"
+    return [
+        Operation(
+            "POST",
+            "/api/chat",
+            OllamaChatRoute(config),
+            "Answer a chat, in Ollama's form",
+            body=OllamaChatRequest,
+            answers=(OllamaChatAnswer,),
+            events=(OllamaChatAnswer,),
+            events_type=lines,
+        ),
+        Operation(
+            "POST",
+            "/api/generate",
+            OllamaGenerateRoute(config),
+            "Answer a prompt, in Ollama's form",
+            body=OllamaGenerateRequest,
+            answers=(OllamaGenerateAnswer,),
+            events=(OllamaGenerateAnswer,),
+            events_type=lines,
+        ),
+        Operation(
+            "POST",
+            "/api/show",
+            ShowRoute(config),
+            "What the model is, in Ollama's form",
+            body=ShowRequest,
+            answers=(ShowResponse,),
+        ),
+        Operation("GET", "/api/tags", list_tags, "The served model, in Ollama's form", (OllamaModels,)),
+        Operation("GET", "/api/ps", list_running, "The loaded model, in Ollama's form", (OllamaModels,)),
+        Operation("GET", "/api/version", api_version, "The version of Ollama whose API this is", (Version,)),
+    ]
+
+
+def _pooling(config: ServerConfig) -> list[Operation]:
+    return [
+        whole("/v1/embeddings", EmbeddingRequest, embeddings, "Embed texts", EmbeddingResponse, config),
+        whole("/pooling", PoolingRequest, pooling, "Embed texts, as the model gives it", PoolingResponse, config),
+        whole("/score /v1/score", ScoreRequest, score, "Cosines between embeddings", ScoreResponse, config),
+        whole(
+            "/rerank /v1/rerank /v2/rerank", RerankRequest, rerank, "Sort documents for a query", RerankResponse, config
+        ),
+    ]
+
+
+def _text(config: ServerConfig) -> list[Operation]:
+    return [
+        whole(
+            "/tokenize",
+            TokenizeRequest,
+            tokenize,
+            "Token ids of a text or of a chat's prompt",
+            (TokenizeResponse, ContentTokens),
+            config,
+        ),
+        whole("/detokenize", DetokenizeRequest, detokenize, "The text of token ids", DetokenizeResponse, config),
+        whole("/apply-template", TemplateRequest, apply_template, "A chat's prompt", TemplateResponse, config),
+        Operation(
+            "POST",
+            "/v1/messages/count_tokens",
+            CountTokensRoute(config),
+            "Count the tokens of a chat's prompt, in Anthropic's form",
+            body=CountTokensRequest,
+            answers=(TokenCount,),
+        ),
+    ]
+
+
+def _about_the_server() -> list[Operation]:
+    model = "/v1/models/{model_id:path}"
+    return [
+        Operation("GET", "/v1/models", list_models, "The served model, in a list", (ModelList,)),
+        Operation("GET", model, retrieve_model, "The served model", (Model,), errors=(404,)),
+        Operation("GET", "/health", health, "Whether requests can be answered", (Health,), errors=(503,)),
+        Operation("GET POST", "/ping", health, "The same as /health", (Health,), errors=(503,)),
+        Operation("GET", "/version", show_version, "Octavo's version", (Version,)),
+        Operation("GET", "/load", load, "How many requests are being answered", (Load,)),
+        Operation("GET", "/server_info", server_info, "What is served, and on what", (ServerInfo,)),
+        Operation("GET", "/openapi.json", DocumentRoute(), "This document", (dict,)),
+    ]

@@ -1,0 +1,533 @@
+"""/api/chat, /api/generate and what tells of the model, in-process. Bodies are those that Ollama's clients send."""
+
+import asyncio
+import json
+from datetime import datetime
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.errors import InvalidRequest, RequestFailed
+from configs.settings import ServerConfig
+from server.app import create_app
+from tests.server.conftest import running_server
+from tests.server.fake_engine import BOS, EOS, FakeEngine
+
+HELLO = [{"role": "user", "content": "hi"}]
+TEMPLATE = "{% if tools %}<tool_call></tool_call>{% endif %}<think></think>"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "Tells the weather.",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+TIMES = {"total_duration", "load_duration", "prompt_eval_duration", "eval_duration"}
+COUNTS = {"prompt_eval_count", "eval_count"}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+
+
+async def chat(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    return await client.post("/api/chat", json={"model": "fake", "messages": HELLO, "tools": [], **fields})
+
+
+async def generate(client: httpx.AsyncClient, **fields: Any) -> httpx.Response:
+    return await client.post("/api/generate", json={"model": "fake", "prompt": "hi", **fields})
+
+
+POST = {"chat": chat, "generate": generate}
+
+
+async def answer(client: httpx.AsyncClient, route: str = "chat", **fields: Any) -> dict[str, Any]:
+    response = await POST[route](client, stream=False, **fields)
+    assert response.status_code == 200, response.text
+    return dict(response.json())
+
+
+async def stream(client: httpx.AsyncClient, route: str = "chat", **fields: Any) -> list[dict[str, Any]]:
+    response = await POST[route](client, **fields)
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("application/x-ndjson")
+    assert response.text.endswith("\n")
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+async def refused(client: httpx.AsyncClient, route: str = "chat", **fields: Any) -> dict[str, Any]:
+    response = await POST[route](client, **fields)
+    assert response.status_code == 400, response.text
+    return dict(response.json()["error"])
+
+
+def folded(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole answer that the lines of a stream make up."""
+    assert [line["done"] for line in lines] == [False] * (len(lines) - 1) + [True]
+    whole = lines[-1]
+    message = whole.get("message", whole)
+    for name in ("content", "response", "thinking"):
+        pieces = [line.get("message", line).get(name, "") for line in lines]
+        if any(pieces) or name in message:
+            message[name] = "".join(pieces)
+    if calls := [call for line in lines for call in line.get("message", line).get("tool_calls", [])]:
+        message["tool_calls"] = calls
+    return whole
+
+
+def without_chance(answer: dict[str, Any]) -> dict[str, Any]:
+    """Without times and ids."""
+    for call in answer.get("message", answer).get("tool_calls", []):
+        del call["id"]
+    return {name: value for name, value in answer.items() if name not in TIMES | {"created_at"}}
+
+
+async def test_shape_of_a_whole_chat(client: httpx.AsyncClient) -> None:
+    whole = await answer(client)
+    assert datetime.fromisoformat(whole["created_at"]).tzinfo is not None
+    assert all(isinstance(whole[name], int) and whole[name] >= 0 for name in TIMES)
+    parts = whole["load_duration"] + whole["prompt_eval_duration"] + whole["eval_duration"]
+    assert parts == whole["total_duration"] > 0
+    assert without_chance(whole) == {
+        "model": "fake",
+        "message": {"role": "assistant", "content": "<hi>"},
+        "done": True,
+        "done_reason": "stop",
+        "prompt_eval_count": 2,
+        "eval_count": 5,
+    }
+
+
+async def test_times_are_measured(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.delay = 0.02
+    whole = await answer(client)
+    assert whole["prompt_eval_duration"] >= 15e6
+    assert whole["eval_duration"] >= 4 * 15e6
+
+
+async def test_streaming_is_the_default(client: httpx.AsyncClient) -> None:
+    lines = await stream(client)
+    assert [line["message"]["content"] for line in lines] == ["<", "h", "i", ">", ""]
+    assert all(set(line) == {"model", "created_at", "message", "done"} for line in lines[:-1])
+    assert lines[-1].keys() >= {"done_reason", *TIMES, *COUNTS}
+    lines = await stream(client, "generate")
+    assert [line["response"] for line in lines] == ["<", "h", "i", ">", ""]
+
+
+async def test_generate_puts_the_prompt_into_the_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    whole = await answer(client, "generate", system="be brief", suffix="", template="", context=[])
+    assert engine.messages == [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    assert whole["response"] == "<be brief|hi>"
+    assert whole["context"] == [*b"be brief|hi", *b"<be brief|hi>", EOS]
+
+
+async def test_context_goes_before_the_prompt(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    first = await answer(client, "generate", prompt="a")
+    second = await answer(client, "generate", prompt="b", context=first["context"])
+    assert engine.requests[1][1] == [*b"a", *b"<a>", EOS, *b"b"]
+    assert second["prompt_eval_count"] == 6
+    assert second["context"][:6] == engine.requests[1][1]
+    assert (await refused(client, "generate", context=[-1]))["param"] == "context"
+    assert (await refused(client, "generate", context=[1 << 40]))["param"] == "context"
+
+
+async def test_raw_prompts_have_no_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    whole = await answer(client, "generate", raw=True)
+    assert engine.requests[0][1] == [BOS, *b"hi"]
+    assert engine.messages == []
+    assert "context" not in whole
+    for name, value in (("system", "x"), ("context", [1]), ("think", True)):
+        assert (await refused(client, "generate", raw=True, **{name: value}))["param"] == name
+
+
+async def test_a_suffix_asks_for_the_middle(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await answer(client, "generate", suffix="there", prompt="hi ")
+    assert engine.requests[0][1] == [0xF8, *b"hi ", 0xF9, *b"there", 0xFA]
+    assert (await refused(client, "generate", suffix="x", system="y"))["param"] == "system"
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "empty"),
+    [
+        ("chat", {"messages": []}, {"message": {"role": "assistant", "content": ""}}),
+        ("chat", {"messages": None}, {"message": {"role": "assistant", "content": ""}}),
+        ("generate", {"prompt": ""}, {"response": ""}),
+        ("generate", {"prompt": None}, {"response": ""}),
+    ],
+)
+async def test_without_a_prompt_the_model_is_only_loaded(
+    client: httpx.AsyncClient, engine: FakeEngine, route: str, fields: dict[str, Any], empty: dict[str, Any]
+) -> None:
+    whole = await answer(client, route, keep_alive="5m", **fields)
+    del whole["created_at"]
+    assert whole == {"model": "fake", **empty, "done": True, "done_reason": "load"}
+    assert engine.requests == []
+
+
+async def test_history_reaches_the_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.chat_template = TEMPLATE
+    call = {"function": {"name": "weather", "arguments": {"city": "Paris"}}}
+    messages = [
+        {"role": "System", "content": "be brief"},
+        {"role": "user", "content": "hi", "images": []},
+        {"role": "assistant", "thinking": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "rain", "tool_name": "weather"},
+    ]
+    await answer(client, messages=messages, tools=[WEATHER])
+    assert engine.messages == [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "", "reasoning_content": "hm", "tool_calls": [{"type": "function", **call}]},
+        {"role": "tool", "content": "rain", "name": "weather"},
+    ]
+    assert engine.template_kwargs["tools"] == [WEATHER]
+
+
+async def test_a_final_assistant_message_is_continued(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await answer(client, messages=[*HELLO, {"role": "assistant", "content": "Once"}])
+    assert engine.template_kwargs == {"add_generation_prompt": False, "continue_final_message": True}
+
+
+@pytest.mark.parametrize("route", ["chat", "generate"])
+@pytest.mark.parametrize(
+    ("think", "kwargs"),
+    [
+        (None, {}),
+        (True, {"enable_thinking": True}),
+        (False, {"enable_thinking": False}),
+        ("low", {"enable_thinking": True, "reasoning_effort": "low"}),
+    ],
+)
+async def test_think_is_told_to_the_template(
+    client: httpx.AsyncClient, engine: FakeEngine, route: str, think: Any, kwargs: dict[str, Any]
+) -> None:
+    await answer(client, route, think=think)
+    told = {
+        name: value for name, value in engine.template_kwargs.items() if name in ("enable_thinking", "reasoning_effort")
+    }
+    assert told == kwargs
+
+
+async def test_reasoning_and_calls_are_fields_of_the_message(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.chat_template = TEMPLATE
+    engine.script = lambda prompt, params: "<think>\nhm\n</think>\n\nLook:" + CALL + CALL
+    whole = await answer(client, tools=[WEATHER])
+    function = {"name": "weather", "arguments": {"city": "Paris"}}
+    calls = [
+        {"id": call["id"], "function": {"index": index, **function}}
+        for index, call in enumerate(whole["message"]["tool_calls"])
+    ]
+    assert whole["message"] == {"role": "assistant", "content": "Look:", "thinking": "hm", "tool_calls": calls}
+    assert len(calls) == 2
+    assert whole["done_reason"] == "stop"
+    generated = await answer(client, "generate", think=True)
+    assert (generated["thinking"], generated["response"]) == ("hm", "Look:" + CALL + CALL)
+
+
+async def test_options_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    options = {
+        "num_predict": 9,
+        "temperature": 0,
+        "top_k": 5,
+        "top_p": 0.5,
+        "min_p": 0.25,
+        "seed": 42,
+        "stop": ["zz", "yy"],
+        "repeat_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "repeat_last_n": -1,
+    }
+    await answer(client, options=options)
+    params = engine.requests[0][2]
+    assert (params.max_tokens, params.temperature, params.top_k, params.top_p) == (9, 0, 5, 0.5)
+    assert (params.min_p, params.seed, params.stop, params.repetition_penalty) == (0.25, 42, ("zz", "yy"), 1.5)
+    assert (params.presence_penalty, params.frequency_penalty) == (0.5, -0.5)
+
+
+async def test_defaults_are_the_checkpoints(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.default_sampling = {"temperature": 0.3}
+    await answer(client)
+    params = engine.requests[0][2]
+    assert (params.temperature, params.top_k, params.repetition_penalty, params.max_tokens) == (0.3, 0, 1.0, None)
+
+
+@pytest.mark.parametrize("num_predict", [-1, -2, 5000])
+async def test_answers_end_where_the_context_does(
+    client: httpx.AsyncClient, engine: FakeEngine, num_predict: int
+) -> None:
+    engine.script = lambda prompt, params: "x" * 5000
+    for route in POST:
+        whole = await answer(client, route, options={"num_predict": num_predict})
+        assert (whole["done_reason"], whole["eval_count"]) == ("length", 998)
+    whole = await answer(client, "generate", raw=True, options={"num_predict": num_predict})
+    assert (whole["done_reason"], whole["eval_count"]) == ("length", 997)
+
+
+async def test_a_prompt_is_never_cut(client: httpx.AsyncClient) -> None:
+    long = "x" * 1001
+    assert (await refused(client, messages=[{"role": "user", "content": long}]))["code"] == "context_length_exceeded"
+    assert (await refused(client, "generate", prompt=long))["code"] == "context_length_exceeded"
+    assert (await refused(client, truncate=True))["param"] == "truncate"
+
+
+HINTS = {
+    "num_ctx": 1000,
+    "num_keep": 4,
+    "num_batch": 512,
+    "num_gpu": 99,
+    "main_gpu": 0,
+    "use_mmap": True,
+    "num_thread": 8,
+    "low_vram": False,
+    "mirostat": 0,
+    "mirostat_tau": 5.0,
+    "mirostat_eta": 0.1,
+    "tfs_z": 1.0,
+    "typical_p": 1.0,
+    "penalize_newline": True,
+    "repeat_last_n": 64,
+    "seed": -1,
+    "top_k": None,
+}
+
+
+async def test_hints_and_neutral_options_pass(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    response = await chat(client, options={**HINTS, "unheard_of": 1}, keep_alive=-1, truncate=False, shift=False)
+    assert response.status_code == 200, response.text
+    assert response.headers["x-octavo-ignored-fields"] == "options.unheard_of"
+    assert engine.requests[0][2].seed is None
+
+
+async def test_strict_fields_refuse_unknown_options(engine: FakeEngine) -> None:
+    transport = httpx.ASGITransport(create_app(engine, ServerConfig(strict_fields=True), "fake"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        error = await refused(client, options={"unheard_of": 1})
+    assert (error["param"], "unheard_of" in error["message"]) == ("options", True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mirostat": 2},
+        {"tfs_z": 0.5},
+        {"typical_p": 0.7},
+        {"penalize_newline": False},
+        {"repeat_penalty": 1.1, "repeat_last_n": 64},
+        {"num_ctx": 1001},
+        {"num_predict": 0},
+        {"num_predict": -3},
+        {"temperature": -1},
+        {"temperature": "hot"},
+        {"repeat_penalty": 0},
+        {"stop": [""]},
+        {"stop": "x" * 2000},
+        {"seed": 0.5},
+    ],
+    ids=str,
+)
+async def test_bad_options_are_named(client: httpx.AsyncClient, options: dict[str, Any]) -> None:
+    error = await refused(client, options=options)
+    assert error["param"] == "options"
+    name = {"repeat_penalty": "repe", "temperature": "temperature", "seed": "seed"}.get(
+        next(iter(options)), next(iter(options))
+    )
+    assert name in error["message"]
+
+
+async def test_penalties_of_the_checkpoint_count_too(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.default_sampling = {"repetition_penalty": 1.1}
+    assert (await refused(client, options={"repeat_last_n": 64}))["param"] == "options"
+    await answer(client, options={"repeat_last_n": 64, "repeat_penalty": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    [
+        ("chat", {"messages": [{"role": "user", "content": "x", "images": ["aGk="]}]}, "messages"),
+        ("chat", {"messages": [{"content": "x"}]}, "messages"),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": [{"function": 3}]}]}, "messages"),
+        ("chat", {"messages": [{"role": "assistant", "tool_calls": [3]}]}, "messages"),
+        ("chat", {"tools": [{"type": "function"}]}, "tools"),
+        ("chat", {"format": "yaml"}, "format"),
+        ("chat", {"shift": True}, "shift"),
+        ("chat", {"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
+        ("chat", {"think": 3}, "think"),
+        ("generate", {"images": ["aGk="]}, "images"),
+        ("generate", {"template": "{{ .Prompt }}"}, "template"),
+        ("generate", {"width": 64}, "width"),
+        ("generate", {"format": 3}, "format"),
+    ],
+)
+async def test_bad_fields_are_named(client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str) -> None:
+    assert (await refused(client, route, **fields))["param"] == param
+
+
+@pytest.mark.parametrize("route", ["chat", "generate"])
+@pytest.mark.parametrize(("form", "kind"), [("json", "json_object"), ({"type": "object"}, "json_schema")])
+async def test_format_constrains_the_answer(
+    client: httpx.AsyncClient, engine: FakeEngine, route: str, form: Any, kind: str
+) -> None:
+    await answer(client, route, format=form)
+    structured = engine.requests[0][2].structured
+    assert structured is not None
+    assert structured.kind == kind
+    engine.fail_after = (0, InvalidRequest("no such keyword", param="structured"))
+    assert (await refused(client, route, format=form))["param"] == "format"
+
+
+async def test_an_empty_format_constrains_nothing(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await answer(client, format="")
+    assert engine.requests[0][2].structured is None
+
+
+@pytest.mark.parametrize("route", ["chat", "generate"])
+async def test_logprobs(client: httpx.AsyncClient, route: str) -> None:
+    whole = await answer(client, route, logprobs=True, top_logprobs=1)
+    top = {"token": "<", "logprob": -0.5, "bytes": [60]}
+    assert whole["logprobs"][0] == {**top, "top_logprobs": [top]}
+    lines = await stream(client, route, logprobs=True, top_logprobs=1)
+    assert [one for line in lines for one in line.get("logprobs", [])] == whole["logprobs"]
+    assert "logprobs" not in await answer(client, route, top_logprobs=1)
+
+
+async def test_names_of_the_model(client: httpx.AsyncClient) -> None:
+    assert (await answer(client, model="fake:latest"))["model"] == "fake"
+    response = await chat(client, model="other")
+    assert response.status_code == 404
+    assert response.json()["error"]["param"] == "model"
+
+
+@pytest.mark.parametrize("route", ["chat", "generate"])
+async def test_errors_by_time(client: httpx.AsyncClient, engine: FakeEngine, route: str) -> None:
+    engine.fail_after = (0, RequestFailed("not a number"))
+    assert (await POST[route](client)).status_code == 500
+    engine.fail_after = (2, RequestFailed("not a number"))
+    lines = await stream(client, route)
+    assert lines[-1] == {"error": "not a number"}
+    assert len(lines) == 3
+
+
+async def test_tags(client: httpx.AsyncClient) -> None:
+    [model] = (await client.get("/api/tags")).json()["models"]
+    assert (model["name"], model["model"], len(model["digest"])) == ("fake", "fake", 64)
+    assert datetime.fromisoformat(model["modified_at"]).tzinfo is not None
+    assert model["details"]["family"] == "fake"
+    assert model["details"]["quantization_level"] == "F32"
+
+
+async def test_ps(client: httpx.AsyncClient) -> None:
+    [model] = (await client.get("/api/ps")).json()["models"]
+    assert (model["name"], model["context_length"], model["size_vram"]) == ("fake", 1000, 0)
+    assert datetime.fromisoformat(model["expires_at"]).year == 9999
+
+
+@pytest.mark.parametrize(
+    ("count", "dtype", "quantization", "size", "shown"),
+    [
+        (134_515_008, "bfloat16", "none", 269_030_016, ("134.5M", "BF16")),
+        (8_030_261_248, "bfloat16", "int4", 4_015_130_624, ("8.0B", "int4")),
+        (1234, "float32", "none", 4936, ("1.2K", "F32")),
+        (12, "float32", "int8", 12, ("12", "int8")),
+        (1000, "float32", "gguf (Q4_1, Q8_0)", 750, ("1.0K", "gguf (Q4_1, Q8_0)")),
+    ],
+)
+async def test_sizes(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    count: int,
+    dtype: str,
+    quantization: str,
+    size: int,
+    shown: tuple[str, str],
+) -> None:
+    engine.info = msgspec.structs.replace(engine.info, num_parameters=count, dtype=dtype, quantization=quantization)
+    [model] = (await client.get("/api/tags")).json()["models"]
+    assert model["size"] == size
+    assert (model["details"]["parameter_size"], model["details"]["quantization_level"]) == shown
+
+
+async def test_show(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.chat_template = TEMPLATE
+    engine.default_sampling = {"temperature": 0.3, "top_k": 20}
+    for body in ({"model": "fake"}, {"name": "fake:latest", "verbose": True}):
+        shown = (await client.post("/api/show", json=body)).json()
+        assert shown["template"] == TEMPLATE
+        assert shown["parameters"] == "temperature 0.3\ntop_k 20"
+        assert shown["model_info"]["fake.context_length"] == 1000
+        assert shown["capabilities"] == ["completion", "tools", "thinking", "insert"]
+    assert (await client.post("/api/show", json={"model": "other"})).status_code == 404
+
+
+async def test_show_of_a_plain_model(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    async def no_infill(prefix: str, suffix: str) -> list[int]:
+        raise InvalidRequest("no such tokens", param="suffix")
+
+    engine.encode_infill = no_infill  # type: ignore[method-assign]
+    shown = (await client.post("/api/show", json={"model": "fake"})).json()
+    assert (shown["template"], shown["capabilities"]) == ("", ["completion"])
+
+
+async def test_bodies_as_curl_sends_them(client: httpx.AsyncClient) -> None:
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    for path, body in (("/api/generate", b'{"prompt": "hi"}'), ("/api/show", b'{"model": "fake"}')):
+        assert (await client.post(path, content=body, headers=headers)).status_code == 200
+    refused = await client.post("/v1/completions", content=b'{"prompt": "hi"}', headers=headers)
+    assert refused.status_code == 400
+
+
+async def test_version(client: httpx.AsyncClient) -> None:
+    response = await client.get("/api/version")
+    assert [int(part) for part in response.json()["version"].split(".")] >= [0, 6, 4]
+    assert (await client.head("/api/version")).status_code == 200
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_client_that_goes_away_aborts_its_request(streamed: bool) -> None:
+    engine = FakeEngine(lambda prompt, params: "x" * 900)
+    engine.delay = 0.02
+    with running_server(engine, ServerConfig()) as url:
+        async with httpx.AsyncClient(base_url=url) as http:
+            request = asyncio.create_task(chat(http, stream=streamed))
+            while not engine.num_tokens:
+                await asyncio.sleep(0.01)
+            request.cancel()
+        async with asyncio.timeout(5):
+            while not engine.aborted:
+                await asyncio.sleep(0.01)
+
+
+CALLS = st.builds(
+    '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>'.format,
+    st.sampled_from(["weather", "unknown"]),
+    st.sampled_from(['{"city": "Paris"}', "{}", '{"a": [1, {"b": null}]}', "3", '{"cut']),
+)
+PARTS = st.one_of(CALLS, st.text('ab <>{}\n"', max_size=8), st.sampled_from(["<tool_call>", "</think>", "<think>"]))
+SCRIPTS = st.builds(
+    lambda thought, parts: thought + "".join(parts),
+    st.sampled_from(["", "<think>\nhm\n</think>\n\n", "<think>", "<think></think>"]),
+    st.lists(PARTS, max_size=4),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(SCRIPTS, st.integers(1, 60), st.sampled_from(["chat", "generate"]))
+def test_streamed_and_whole_answers_are_the_same(script: str, num_predict: int, route: str) -> None:
+    engine = FakeEngine(lambda prompt, params: script)
+    engine.chat_template = TEMPLATE
+    fields: dict[str, Any] = {"options": {"num_predict": num_predict, "stop": ["ab"]}, "logprobs": True}
+    if route == "chat":
+        fields["tools"] = [WEATHER]
+
+    async def both() -> tuple[dict[str, Any], dict[str, Any]]:
+        transport = httpx.ASGITransport(create_app(engine, ServerConfig(), "fake"))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            whole = await answer(client, route, **fields)
+            lines = await stream(client, route, **fields)
+        logprobs = [one for line in lines for one in line.get("logprobs", [])]
+        return whole, {**folded(lines), "logprobs": logprobs}
+
+    whole, streamed = asyncio.run(both())
+    assert without_chance(streamed) == without_chance(whole)

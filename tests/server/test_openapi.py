@@ -1,0 +1,150 @@
+"""The OpenAPI document is valid and complete, and the server keeps what it says: thousands of drawn requests."""
+
+from collections import Counter
+from typing import Any
+
+import jsonschema_rs
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import positive_data_acceptance
+from starlette.routing import Route
+
+from configs.errors import InvalidRequest
+from configs.sampling import SamplingParams
+from configs.settings import ServerConfig
+from server.app import create_app
+from server.openapi.document import openapi_document
+from server.openapi.values import RANGES
+from server.protocol.common import SamplingFields
+from tests.server.conftest import MODEL
+from tests.server.fake_engine import FakeEngine
+
+APP = create_app(FakeEngine(), ServerConfig(), MODEL)
+SCHEMA = schemathesis.openapi.from_asgi("/openapi.json", APP)
+DOCUMENT: dict[str, Any] = SCHEMA.raw_schema
+OPERATIONS = {result.ok().label: result.ok() for result in SCHEMA.get_all_operations()}
+WITH_BODY = [label for label, operation in OPERATIONS.items() if "requestBody" in operation.definition.raw]
+QUICK, LONG = 20, 400
+"""Requests of each kind for each operation."""
+
+
+def drawn(label: str, mode: GenerationMode, count: int) -> Counter[int]:
+    """Statuses of `count` drawn requests, all of which were answered as the document says."""
+    statuses: Counter[int] = Counter()
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=count == QUICK,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=OPERATIONS[label].as_strategy(generation_mode=mode))
+    def answers(case: Case) -> None:
+        if mode is GenerationMode.POSITIVE:
+            case.body = with_plain_integers(case.body)
+        response = case.call()
+        case.validate_response(response, excluded_checks=[positive_data_acceptance])
+        statuses[response.status_code] += 1
+
+    answers()
+    return statuses
+
+
+def with_plain_integers(value: Any) -> Any:
+    """JSON Schema takes 1.0 for an integer, this server does not."""
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, list):
+        return [with_plain_integers(one) for one in value]
+    if isinstance(value, dict):
+        return {name: with_plain_integers(one) for name, one in value.items()}
+    return value
+
+
+def test_the_document_is_valid() -> None:
+    SCHEMA.validate()
+    assert DOCUMENT["openapi"].startswith("3.1")
+    for schema in DOCUMENT["components"]["schemas"].values():
+        jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+
+
+def test_every_route_is_described() -> None:
+    registered = {
+        (route.path.replace(":path}", "}"), method.lower())
+        for route in APP.router.routes
+        if isinstance(route, Route)
+        for method in (route.methods or set()) - {"HEAD"}
+    }
+    assert registered == {(path, method) for path, item in DOCUMENT["paths"].items() for method in item}
+
+
+def test_described_bodies_are_those_that_are_parsed() -> None:
+    for operation in APP.state.operations:
+        handler = getattr(operation.handler, "__self__", operation.handler)
+        if operation.body is not None:
+            assert handler.parser.body_type is operation.body, operation.paths
+
+
+@pytest.mark.parametrize(("kind", "fields"), RANGES.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_ranges_belong_to_fields(kind: type, fields: dict[str, Any]) -> None:
+    assert set(fields) <= set(kind.__struct_fields__)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("field", "bounds"), RANGES[SamplingFields].items())
+def test_ranges_are_those_that_sampling_params_checks(field: str, bounds: dict[str, float]) -> None:
+    def takes(value: float) -> bool:
+        try:
+            SamplingParams(**{"max_tokens": None, field: value})
+        except InvalidRequest as error:
+            return error.param != field
+        return True
+
+    outside = {"minimum": -1, "maximum": 1, "exclusiveMinimum": 0}
+    for name, bound in bounds.items():
+        assert takes(bound) is not name.startswith("exclusive")
+        assert not takes(bound + outside[name])
+    if "exclusiveMinimum" in bounds:
+        assert takes(bounds["exclusiveMinimum"] + 1e-9)
+    if "maximum" not in bounds:
+        assert takes(2**40)
+
+
+def test_a_strict_server_says_so() -> None:
+    strict = create_app(FakeEngine(), ServerConfig(strict_fields=True), MODEL)
+    document = openapi_document(strict.state.operations, strict.state.serving)
+    assert document["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
+    assert "additionalProperties" not in DOCUMENT["components"]["schemas"]["ChatRequest"]
+
+
+def test_refused_fields_are_described_with_what_they_may_hold() -> None:
+    properties = DOCUMENT["components"]["schemas"]["ChatRequest"]["properties"]
+    assert properties["service_tier"]["enum"] == [None, "auto", "default"]
+    assert properties["temperature"]["description"] == "0 is greedy."
+    assert properties["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}
+    assert properties["model"]["anyOf"][0] == {"const": MODEL}
+
+
+@pytest.mark.parametrize("label", WITH_BODY)
+def test_drawn_requests(label: str) -> None:
+    accepted = drawn(label, GenerationMode.POSITIVE, QUICK)
+    assert accepted[200] >= QUICK / 20, accepted
+    assert set(accepted) <= {200, 400, 404}
+    refused = drawn(label, GenerationMode.NEGATIVE, QUICK)
+    assert set(refused) <= {400, 404}
+
+
+@pytest.mark.parametrize("label", sorted(set(OPERATIONS) - set(WITH_BODY)))
+def test_drawn_requests_without_body(label: str) -> None:
+    drawn(label, GenerationMode.POSITIVE, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("label", WITH_BODY)
+def test_many_drawn_requests(label: str) -> None:
+    drawn(label, GenerationMode.POSITIVE, LONG)
+    drawn(label, GenerationMode.NEGATIVE, LONG)
