@@ -67,7 +67,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_token_ids: tuple[int, ...] = ()
     """Only these ids are chosen; without any, all are."""
     bad_words: tuple[str, ...] = ()
-    """Texts whose last token is never chosen behind the others. The engine's text side makes `bad_sequences` of them."""
+    """Texts that the output does not hold. The engine's text side makes `bad_sequences` of them."""
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that the output does not hold: the last id is not chosen where the others came before."""
     structured: StructuredOutput | None = None
@@ -93,7 +93,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_logprobs: int | None = None
     """As `logprobs`, for each token of the prompt but the first, which nothing predicts."""
     pooling: Literal["last", "mean"] | None = None
-    """The request is an embedding: of the prompt's final hidden states, the last one or their mean. Needs max_tokens 0."""
+    """The request is an embedding: the last of the prompt's final hidden states, or their mean. Needs max_tokens 0."""
 
     def __post_init__(self) -> None:
         _check("n", self.n >= 1, self.n, "at least 1")

@@ -6,8 +6,9 @@ from typing import Any
 
 from configs.errors import InvalidRequest
 from configs.sampling import StructuredOutput
+from server.answers.formats import Format, either, json_value, reasoning_part, sequence, structural_tag, text
 from server.answers.reasoning import ReasoningStyle
-from server.answers.tool_grammar import Choice, Format, _json, _reasoning_part, _sequence, _text, tool_grammar
+from server.answers.tool_grammar import Choice, tool_grammar
 from server.answers.tool_styles import ToolStyle
 
 
@@ -21,7 +22,10 @@ def answer_grammar(
     starts_inside: bool,
     content: StructuredOutput | None,
 ) -> StructuredOutput | None:
-    """None where any text will do. See `tool_grammar`; with "required" there is no content, else it may be `content`."""
+    """None where any text will do. With choice "required" there is no content, else it is in the language `content`.
+
+    The other arguments are those of `tool_grammar`.
+    """
     if content is None or (tools and choice == "required"):
         return tool_grammar(style, tools, choice, parallel=parallel, reasoning=reasoning, starts_inside=starts_inside)
     calls = tool_grammar(style, tools, "required", parallel=parallel) if choice == "auto" else None
@@ -29,21 +33,21 @@ def answer_grammar(
         return content
     answer = _format(content)
     if calls is not None:
-        answer = {"type": "or", "elements": [answer, json.loads(calls.source)["format"]]}
+        answer = either(answer, json.loads(calls.source)["format"])
     if reasoning is not None:
-        answer = _sequence(_reasoning_part(reasoning, starts_inside=starts_inside), answer)
-    return StructuredOutput("structural_tag", json.dumps({"type": "structural_tag", "format": answer}))
+        answer = sequence(reasoning_part(reasoning, starts_inside=starts_inside), answer)
+    return structural_tag(answer)
 
 
 def _format(structured: StructuredOutput) -> Format:
     """As a node of a structural tag."""
     kind, source = structured.kind, structured.source
     if kind == "json_object":
-        return _json({"type": "object"})
+        return json_value({"type": "object"})
     if kind == "json_schema":
-        return _json(_parsed(source))
+        return json_value(_parsed(source))
     if kind == "choice":
-        return {"type": "or", "elements": [_text(choice) for choice in json.loads(source)]}
+        return either(*map(text, json.loads(source)))
     if kind == "regex":
         return {"type": "regex", "pattern": source}
     if kind == "grammar":

@@ -1,4 +1,4 @@
-"""How a chat template's model writes its answers: the styles of its reasoning and tool calls, and what it can be told."""
+"""How the model behind a chat template writes its answers: its reasoning and tool calls, and what it can be told."""
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -4,11 +4,11 @@ The language is the style's own: free text, then calls of known functions with a
 Whatever it holds, `AnswerParser` reads it as these calls. The tag is plain JSON; the core compiles it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from configs.sampling import StructuredOutput
+from server.answers.formats import Format, either, json_value, reasoning_part, sequence, structural_tag, text
 from server.answers.python_calls import PythonCalls
 from server.answers.reasoning import ReasoningStyle
 from server.answers.tool_styles import (
@@ -22,12 +22,8 @@ from server.answers.tool_styles import (
     ToolStyle,
 )
 
-Format: TypeAlias = dict[str, Any]
-"""A node of a structural tag."""
 Choice: TypeAlias = Literal["none", "auto", "required"]
 
-_MAX_SPACES = 20
-"""Consecutive white space in JSON: without a limit, models fill their answer with it."""
 _TYPING = ("$ref", "anyOf", "oneOf", "allOf", "type", "enum", "const")
 
 
@@ -88,8 +84,8 @@ def tool_grammar(
         triggers = [layout.trigger] if layout.trigger else [tag["begin"] for tag in tags]
         answer = {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": once}
     if reasoning:
-        answer = _sequence(_reasoning_part(reasoning, starts_inside=starts_inside), answer)
-    return StructuredOutput("structural_tag", json.dumps({"type": "structural_tag", "format": answer}))
+        answer = sequence(reasoning_part(reasoning, starts_inside=starts_inside), answer)
+    return structural_tag(answer)
 
 
 def _tag(
@@ -105,17 +101,17 @@ def _tag(
     content = _arguments(style, function, choice)
     if not layout.list_begin:
         return {"type": "tag", "begin": begin, "content": content, "end": layout.end}
-    content = _sequence(content, _text(layout.end))
+    content = sequence(content, text(layout.end))
     if parallel:
         others = [
-            _sequence(
-                _text(layout.separator + layout.begin.replace("NAME", other["name"])),
+            sequence(
+                text(layout.separator + layout.begin.replace("NAME", other["name"])),
                 _arguments(style, other, choice),
-                _text(layout.end),
+                text(layout.end),
             )
             for other in functions
         ]
-        content = _sequence(content, {"type": "star", "content": {"type": "or", "elements": others}})
+        content = sequence(content, {"type": "star", "content": either(*others)})
     return {"type": "tag", "begin": begin, "content": content, "end": layout.list_end}
 
 
@@ -126,7 +122,7 @@ def _arguments(style: ToolStyle, function: Mapping[str, Any], choice: str) -> Fo
         schema = {"type": "object", **schema}
     if style.reader is PythonCalls:
         return _keywords(schema)
-    return _json(schema, "qwen_xml" if style is QWEN_CODER else "json")
+    return json_value(schema, "qwen_xml" if style is QWEN_CODER else "json")
 
 
 def _keywords(schema: dict[str, Any]) -> Format:
@@ -134,43 +130,21 @@ def _keywords(schema: dict[str, Any]) -> Format:
     properties = schema.get("properties")
     if not isinstance(properties, dict) or not properties:
         if schema.get("additionalProperties") is False:
-            return _text("")
-        keyword = _sequence({"type": "regex", "pattern": "[a-z_]+="}, _json({}))
-        more = {"type": "star", "content": _sequence(_text(", "), keyword)}
-        return {"type": "optional", "content": _sequence(keyword, more)}
+            return text("")
+        keyword = sequence({"type": "regex", "pattern": "[a-z_]+="}, json_value({}))
+        more = {"type": "star", "content": sequence(text(", "), keyword)}
+        return {"type": "optional", "content": sequence(keyword, more)}
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     pairs = {
-        name: _sequence(_text(name + "="), _json({**shared, **value} if isinstance(value, dict) else value))
+        name: sequence(text(name + "="), json_value({**shared, **value} if isinstance(value, dict) else value))
         for name, value in properties.items()
     }
     named = schema.get("required")
     required = [name for name in properties if isinstance(named, list) and name in named]
     rest = [pairs[name] for name in properties if name not in required]
-    optional = [{"type": "optional", "content": _sequence(_text(", "), pair)} for pair in rest]
+    optional = [{"type": "optional", "content": sequence(text(", "), pair)} for pair in rest]
     if required:
         first, *others = (pairs[name] for name in required)
-        return _sequence(first, *(_sequence(_text(", "), pair) for pair in others), *optional)
-    starts = [_sequence(pair, *optional[index + 1 :]) for index, pair in enumerate(rest)]
-    return {"type": "optional", "content": {"type": "or", "elements": starts}}
-
-
-def _reasoning_part(reasoning: ReasoningStyle, *, starts_inside: bool) -> Format:
-    text: Format = {"type": "any_text"}
-    begin = "" if starts_inside else reasoning.opening
-    part = _sequence(
-        {"type": "tag", "begin": begin, "content": text, "end": reasoning.closing},
-        {"type": "regex", "pattern": "\\n{0,2}"},
-    )
-    return part if starts_inside else {"type": "optional", "content": part}
-
-
-def _json(schema: Any, style: str = "json") -> Format:
-    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": _MAX_SPACES}
-
-
-def _text(value: str) -> Format:
-    return {"type": "const_string", "value": value}
-
-
-def _sequence(*elements: Format) -> Format:
-    return {"type": "sequence", "elements": list(elements)}
+        return sequence(first, *(sequence(text(", "), pair) for pair in others), *optional)
+    starts = [sequence(pair, *optional[index + 1 :]) for index, pair in enumerate(rest)]
+    return {"type": "optional", "content": either(*starts)}

@@ -62,7 +62,7 @@ class XmlCalls(HermesCalls):
             key = json.dumps(parameter, ensure_ascii=False)
             self.writer.add_arguments((", " if num_parameters else "{") + key + ": ")
             num_parameters += 1
-            yield from self._read_value(_types(self.functions.get(name), parameter))
+            yield from self._read_value(_schema(self.functions.get(name), parameter))
 
     def _read_parameter_name(self) -> Wait[str]:
         reader = self.reader
@@ -71,18 +71,20 @@ class XmlCalls(HermesCalls):
         name = yield from reader.word(_NAME)
         return name if (yield from reader.literal(">")) else ""
 
-    def _read_value(self, types: set[str]) -> Wait[None]:
+    def _read_value(self, schema: dict[str, Any]) -> Wait[None]:
         """One line break at each end belongs to the elements."""
         reader, add = self.reader, self.writer.add_arguments
+        types, choices = _types(schema), _choices(schema)
         yield from reader.literal("\n")
-        if types <= {"string"}:
+        if types <= {"string"} and not choices:
             add('"')
             ended = yield from self._read_text(lambda text: add(json.dumps(text, ensure_ascii=False)[1:-1]))
             add('"' if ended else "")
             return
         pieces: list[str] = []
         if (yield from self._read_text(pieces.append)):
-            add(_as_json("".join(pieces), types))
+            text = "".join(pieces)
+            add(choices.get(text.strip()) or _as_json(text, types))
 
     def _read_text(self, sink: Sink) -> Wait[bool]:
         """Whether the closing tag has come."""
@@ -94,20 +96,32 @@ class XmlCalls(HermesCalls):
         return False
 
 
-def _types(schema: Any, parameter: str) -> set[str]:
-    """JSON types that the schema of a parameter names; none when it does not tell."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
+def _schema(function: Any, parameter: str) -> dict[str, Any]:
+    """The parameter's schema; empty when the function's does not tell."""
+    properties = function.get("properties") if isinstance(function, dict) else None
     found = properties.get(parameter) if isinstance(properties, dict) else None
-    if not isinstance(found, dict):
-        return set()
-    options = [found, *(found.get("anyOf") or ()), *(found.get("oneOf") or ())]
-    types: set[str] = set()
-    for option in options:
+    return found if isinstance(found, dict) else {}
+
+
+def _types(schema: dict[str, Any]) -> set[str]:
+    """JSON types that the schema names."""
+    types: set[str] = {"object"} if "$ref" in schema else set()
+    for option in (schema, *_items(schema.get("anyOf")), *_items(schema.get("oneOf"))):
         named = option.get("type") if isinstance(option, dict) else None
-        types.update([named] if isinstance(named, str) else named or ())
-    if not types and "$ref" in found:
-        return {"object"}
+        types.update(name for name in [named, *_items(named)] if isinstance(name, str))
     return types
+
+
+def _choices(schema: dict[str, Any]) -> dict[str, str]:
+    """Values that the schema enumerates: their text in an element, and as JSON."""
+    values = [*_items(schema.get("enum")), *([schema["const"]] if "const" in schema else ())]
+    written = [(value, json.dumps(value, ensure_ascii=False)) for value in values]
+    return {value if isinstance(value, str) else text: text for value, text in written}
+
+
+def _items(value: Any) -> list[Any]:
+    """Of a list in a schema, which nobody has checked."""
+    return value if isinstance(value, list) else []
 
 
 def _as_json(text: str, types: set[str]) -> str:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from server.answers.delta import Answer, AnswerDelta
 from server.answers.parser import AnswerParser
-from server.answers.reasoning import REASONING_STYLES, THINK, ReasoningStyle
+from server.answers.reasoning import REASONING_STYLES, THINK, ReasoningStyle, detect_reasoning
 from server.answers.tool_styles import TOOL_STYLES, ToolStyle
 
 FUNCTIONS = {"f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}, "g": {}}
@@ -202,3 +202,12 @@ def test_calls_may_follow_reasoning_and_reasoning_holds_none() -> None:
 def test_the_prompt_tells_whether_reasoning_is_open_or_over(prompt: str, inside: bool, over: bool) -> None:
     assert THINK.starts_inside(prompt) == inside
     assert THINK.is_over(prompt) == over
+
+
+def test_the_closing_marker_in_a_template_tells_the_style() -> None:
+    for style in REASONING_STYLES:
+        template = (
+            "{% if '" + style.closing + "' in content %}{{ content.split('" + style.closing + "')[-1] }}{% endif %}"
+        )
+        assert detect_reasoning(template) is style
+    assert detect_reasoning("{{ messages[0].content }}<think>") is None

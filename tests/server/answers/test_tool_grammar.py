@@ -185,7 +185,8 @@ def test_keywords_follow_the_schema(call: str, allowed: bool) -> None:
 
 
 def test_schemas_of_combinations_and_none_are_taken() -> None:
-    schema = {"anyOf": [WEATHER, OPTIONAL]}
+    one = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    schema = {"anyOf": [one, OPTIONAL]}
     tools = [{"type": "function", "function": {"name": "either", "parameters": schema}}]
     grammar = compiled(HERMES, tools, "required")
     for arguments, allowed in (('{"city": "Oslo"}', True), ('{"a": 1}', True), ('{"a": "x"}', False)):

@@ -32,6 +32,8 @@ FUNCTIONS: dict[str, dict[str, Any]] = {
             "note": {"type": ["string", "null"]},
             "size": {"anyOf": [{"type": "number"}, {"type": "boolean"}]},
             "more": {"$ref": "#/$defs/More"},
+            "scale": {"const": 1},
+            "unit": {"enum": ["C", 3, None]},
         },
     },
     "now": {},
@@ -123,8 +125,13 @@ def test_element_calls_are_read_back(wanted: list[dict[str, str]]) -> None:
         ("note", " null and void", " null and void"),
         ("size", "True", True),
         ("size", "2.5", 2.5),
+        ("scale", "1", 1),
         ("more", "{'a': [None]}", {"a": [None]}),
         ("more", '{"a": "two\nlines"}', {"a": "two\nlines"}),
+        ("unit", " C", "C"),
+        ("unit", "3", 3),
+        ("unit", "null", None),
+        ("unit", "X ", "X "),
         ("unknown", "3", "3"),
     ],
 )
@@ -133,6 +140,21 @@ def test_the_schema_tells_what_an_element_holds(parameter: str, text: str, value
         call = f"<function=get_weather><parameter={parameter}>{written}</parameter></function>"
         assert calls(QWEN_CODER, f"<tool_call>{call}</tool_call>") == calls(QWEN_CODER, call)
         assert calls(QWEN_CODER, call) == [("get_weather", {parameter: value})]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"properties": 3},
+        {"properties": {"a": 3}},
+        {"properties": {"a": {"type": 3, "anyOf": 3, "oneOf": {}, "enum": 3}}},
+        {"properties": {"a": {"type": [["string"], 3], "anyOf": [3, {"type": None}]}}},
+    ],
+)
+def test_schemas_that_are_none_tell_nothing(schema: dict[str, Any]) -> None:
+    parser = AnswerParser(None, QWEN_CODER, {"f": schema})
+    (call,) = parser.parse("<function=f><parameter=a>3</parameter></function>").tool_calls
+    assert call.arguments == '{"a": "3"}'
 
 
 CALL = '{"name": "now", "arguments": {"a": "it\'s } {"}}'
@@ -224,6 +246,26 @@ def test_what_is_no_call_is_content(style: ToolStyle, text: str) -> None:
 )
 def test_behind_a_marker_unknown_functions_are_called(style: ToolStyle, text: str) -> None:
     assert calls(style, text) == [("unknown", {})]
+
+
+CUT = [
+    (HERMES, '<tool_call>{"name": "now", "arguments": {"a": "\\'),
+    (HERMES, '<tool_call>{"name": "n\\u006fw", "arguments": {"a": "\\"}'),
+    (PYTHONIC, '[now(a=\'\\\'\', b="""\\""""), now(a=\'\\'),
+    (QWEN_CODER, "<tool_call><function=get_weather><parameter=days>3"),
+    (QWEN_CODER, "<tool_call><function=get_weather><parameter=city>Os"),
+]
+
+
+@pytest.mark.parametrize(("style", "text"), [*CUT, *NO_CALLS, *((HERMES, slip[0]) for slip in SLIPS)])
+def test_each_character_alone_gives_the_same_answer(style: ToolStyle, text: str) -> None:
+    text = text[:2000]
+    parser = AnswerParser(None, style, FUNCTIONS, make_id=lambda: "id")
+    streamed = Answer()
+    for character in text:
+        streamed.add(parser.push(character))
+    streamed.add(parser.finish())
+    assert streamed == AnswerParser(None, style, FUNCTIONS, make_id=lambda: "id").parse(text)
 
 
 @pytest.mark.parametrize(
