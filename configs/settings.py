@@ -117,7 +117,9 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
         int, Meta(ge=0, description="Most bytes that those responses take, each with the conversation before it.")
     ] = 256 * 2**20
     tool_call_parser: Annotated[
-        Literal["auto", "hermes", "llama3_json", "mistral", "mistral_named", "pythonic", "pythonic_tagged", "qwen3_coder"],
+        Literal[
+            "auto", "hermes", "llama3_json", "mistral", "mistral_named", "pythonic", "pythonic_tagged", "qwen3_coder"
+        ],
         Meta(description="How the model writes tool calls; auto tells it by the chat template."),
     ] = "auto"
     reasoning_parser: Annotated[

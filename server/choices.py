@@ -55,7 +55,7 @@ async def respond(
     """The HTTP response; raises what the engine raises before the first token."""
     if body.stream:
         config = generation.serving.config
-        writer = ChunkWriter(generation, _stream_options(body, config), renderer)
+        writer = ChunkWriter(generation, stream_options(body.stream_options, config), renderer)
         return EventStream(generation.run(body.stream_interval), writer, headers, keep_alive=config.sse_keep_alive_interval)
     outputs = await until_disconnect(request.receive, generation.whole())
     if sum(len(output.token_ids) for output in outputs) <= INLINE_TOKENS:
@@ -70,8 +70,9 @@ def _document(generation: Generation, renderer: Renderer, outputs: list[Completi
     return with_fields(msgspec.json.encode(whole), renderer.beside_choices(outputs[0]))
 
 
-def _stream_options(body: GenerationRequest, config: ServerConfig) -> StreamOptions:
-    options = body.stream_options or StreamOptions()
+def stream_options(given: StreamOptions | None, config: ServerConfig) -> StreamOptions:
+    """With what the server adds."""
+    options = given or StreamOptions()
     return msgspec.structs.replace(options, include_usage=True) if config.enable_force_include_usage else options
 
 

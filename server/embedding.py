@@ -1,4 +1,4 @@
-"""Arithmetic of embeddings. Plain Python: to import numpy takes a fifth of a second of the start-up."""
+"""Arithmetic of embeddings, on the lists that the engine gives."""
 
 import base64
 import math

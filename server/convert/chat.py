@@ -119,7 +119,7 @@ def _chat_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role must be a string; got {role!r}", param="messages")
     converted = {**message, "content": _content(message, where)}
-    if message.get("tool_calls"):
+    if message.get("tool_calls") not in (None, []):
         converted["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     else:
         converted.pop("tool_calls", None)
@@ -151,14 +151,21 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """OpenAI sends a call's arguments as JSON text; chat templates print an object."""
     converted = []
     try:
+        if not isinstance(calls, list):
+            raise TypeError(calls)
         for call in calls:
             arguments = call["function"].get("arguments")
             if isinstance(arguments, str):
                 arguments = json.loads(arguments or "{}")
-            if not isinstance(arguments, dict | None) or not isinstance(call["function"].get("name"), str):
+            if not isinstance(arguments, dict | None) or not _names_function(call):
                 raise TypeError(call)
             converted.append({**call, "function": {**call["function"], "arguments": arguments or {}}})
     except (TypeError, KeyError, AttributeError, ValueError) as error:
         message = f"{where} must be a list of calls with a function, its name and an object of arguments as JSON"
         raise InvalidRequest(message, param="messages") from error
     return converted
+
+
+def _names_function(call: dict[str, Any]) -> bool:
+    is_function = call.get("type", "function") == "function" and isinstance(call.get("id"), str | None)
+    return is_function and isinstance(call["function"].get("name"), str)

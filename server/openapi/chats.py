@@ -19,13 +19,13 @@ _TOOL_CALL: Schema = {
     "type": "object",
     "required": ["function"],
     "properties": {
-        "id": _TEXT,
+        "id": {"type": ["string", "null"]},
         "type": {"const": "function"},
         "function": {
             "type": "object",
             "required": ["name"],
             "properties": {
-                "name": _NAME,
+                "name": _TEXT,
                 "arguments": {
                     "anyOf": [
                         {"type": "string", "contentMediaType": "application/json"},
@@ -68,7 +68,6 @@ TOOLS: Schema = {
                 "required": ["name"],
                 "properties": {
                     "name": _NAME,
-                    "description": {"type": ["string", "null"]},
                     "parameters": {"type": ["object", "null"], "description": "A JSON schema"},
                 },
             },
@@ -82,16 +81,20 @@ TOOL_CHOICE: tuple[Schema, ...] = (
         "required": ["type"],
         "properties": {
             "type": {"const": "function"},
-            "name": _NAME,
-            "function": {"type": "object", "required": ["name"], "properties": {"name": _NAME}},
         },
-        "anyOf": [{"required": ["function"]}, {"required": ["name"]}],
+        "anyOf": [
+            {
+                "required": ["function"],
+                "properties": {"function": {"type": "object", "required": ["name"], "properties": {"name": _NAME}}},
+            },
+            {"required": ["name"], "properties": {"name": _NAME}},
+        ],
     },
 )
 _JSON_SCHEMA: Schema = {
     "type": "object",
     "required": ["schema"],
-    "properties": {"schema": {"type": ["object", "boolean"]}, "name": _TEXT},
+    "properties": {"schema": {"type": ["object", "boolean"]}},
 }
 RESPONSE_FORMAT: Schema = {
     "anyOf": [

@@ -37,5 +37,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 def check_unsupported(table: Mapping[str, tuple[Any, ...]], name: str, value: Any) -> None:
     """Raise `InvalidRequest` unless `value` asks for nothing."""
-    if value is not None and value not in table[name]:
+    asks_for_nothing = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in table[name])
+    if value is not None and not asks_for_nothing:
         raise InvalidRequest(f"{name} is not supported by this server", param=name)

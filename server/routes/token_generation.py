@@ -12,14 +12,13 @@ from starlette.responses import Response
 from configs.settings import ServerConfig
 from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
-from server.choices import usage_of
+from server.choices import stream_options, usage_of
 from server.convert.token_generation import token_generation
 from server.disconnect import until_disconnect
 from server.generation import Generation
 from server.http_errors import error_body
 from server.logprobs import LOWEST, chat_logprobs, prompt_logprobs, spelling
 from server.parsing import BodyParser, ignored_header
-from server.protocol.common import StreamOptions
 from server.protocol.token_generation import (
     RankedToken,
     SampledToken,
@@ -51,7 +50,8 @@ class TokenGenerationRoute:
         generation = token_generation(serving, body)
         writer = TokenWriter(generation, body)
         if body.stream:
-            return EventStream(generation.run(), writer, headers)
+            interval = serving.config.sse_keep_alive_interval
+            return EventStream(generation.run(), writer, headers, keep_alive=interval)
         outputs = await until_disconnect(request.receive, generation.whole())
         content = msgspec.json.encode(writer.whole(outputs))
         return Response(content, headers=headers, media_type="application/json")
@@ -63,7 +63,7 @@ class TokenWriter:
     def __init__(self, generation: Generation, body: TokenGenerationRequest) -> None:
         self.generation = generation
         self.body = body
-        self.options = body.stream_options or StreamOptions()
+        self.options = stream_options(body.stream_options, generation.serving.config)
         self.tokenizer = generation.serving.engine.tokenizer
         self.spell = spelling(self.tokenizer, False)
         self.with_text = body.output_mode == "text"

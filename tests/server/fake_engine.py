@@ -96,7 +96,7 @@ class FakeEngine:
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         limit = self.info.max_model_len
-        wanted = len(prompt_token_ids) + (params.max_tokens or 1)
+        wanted = len(prompt_token_ids) + (1 if params.max_tokens is None else params.max_tokens)
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         if wanted > limit:

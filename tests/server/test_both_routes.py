@@ -158,6 +158,7 @@ async def test_biases_without_a_meaning_are_refused(client: httpx.AsyncClient, p
         ({"top_p": 0}, "top_p"),
         ({"top_k": -2}, "top_k"),
         ({"n": 0}, "n"),
+        ({"n": 1.0}, "n"),
         ({"n": 100_000}, "n"),
         ({"stop": ["x"] * 5000}, "stop"),
         ({"stop": "x" * 10_000_000}, "stop"),

@@ -40,7 +40,7 @@ def test_chat_keeps_the_history(
     type_lines(monkeypatch, "a", "  ", "b", "/exit")
     converse(runner, Conversation(engine, SamplingParams(max_tokens=None)))
     assert capsys.readouterr().out == "<a>\n<a|<a>|b>\n"
-    assert [message["role"] for message in engine.messages] == ["user", "assistant", "user", "assistant"]
+    assert [message["role"] for message in engine.messages] == ["user", "assistant", "user"]
 
 
 @pytest.mark.parametrize("end", [EOFError, KeyboardInterrupt])

@@ -1,0 +1,107 @@
+"""What holds for every route that takes a body, whichever protocol it is of, in-process."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from configs.settings import ServerConfig
+from server.protocol.common import ErrorResponse
+from server.route_table import operations
+from tests.server.fake_engine import FakeEngine
+
+USER = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/chat/completions": {"messages": USER},
+    "/v1/messages": {"messages": USER, "max_tokens": 5},
+    "/v1/messages/count_tokens": {"messages": USER},
+    "/inference/v1/generate": {"token_ids": [104, 105], "sampling_params": {"max_tokens": 5}},
+    "/v1/responses": {"input": "hi"},
+    "/api/chat": {"model": "fake", "messages": USER},
+    "/api/generate": {"model": "fake", "prompt": "hi"},
+    "/api/show": {"model": "fake"},
+    "/v1/embeddings": {"input": "hi"},
+    "/pooling": {"input": "hi"},
+    "/score": {"text_1": "hi", "text_2": "ho"},
+    "/v1/score": {"text_1": "hi", "text_2": "ho"},
+    "/rerank": {"query": "hi", "documents": ["ho"]},
+    "/v1/rerank": {"query": "hi", "documents": ["ho"]},
+    "/v2/rerank": {"query": "hi", "documents": ["ho"]},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [104]},
+    "/apply-template": {"messages": USER},
+}
+EVERY = pytest.mark.parametrize("path", BODIES)
+JSON = {"content-type": "application/json"}
+
+
+def check_error(response: httpx.Response, status: int) -> dict[str, Any]:
+    """OpenAI's error object, which other protocols' errors may add to."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error = response.json()["error"]
+    if isinstance(error, str):  # Ollama's clients read a text
+        error = {"message": error}
+    else:
+        assert set(error) >= {"message", "type"}, ErrorResponse
+    assert error["message"]
+    return dict(error)
+
+
+def test_these_are_all() -> None:
+    taken = {path for one in operations(ServerConfig()) if one.body is not None for path in one.paths.split()}
+    assert taken == BODIES.keys()
+
+
+@EVERY
+async def test_the_smallest_body_is_answered(client: httpx.AsyncClient, path: str) -> None:
+    response = await client.post(path, json=BODIES[path])
+    assert response.status_code == 200, response.text
+
+
+@EVERY
+@pytest.mark.parametrize("body", [b"not json", b"", b"[]", b"null", b"{", b"\xff\xfe", b"[" * 50_000, b'{"model": 5}'])
+async def test_what_is_no_such_body_is_refused(client: httpx.AsyncClient, path: str, body: bytes) -> None:
+    check_error(await client.post(path, content=body, headers=JSON), 400)
+
+
+@EVERY
+async def test_half_a_surrogate_pair_is_no_text(client: httpx.AsyncClient, path: str) -> None:
+    body = json.dumps({**BODIES[path], "model": "a\ud800b"})
+    check_error(await client.post(path, content=body, headers=JSON), 400)
+    check_error(await client.post(path, content=json.dumps(BODIES[path])[:-1] + ', "x": "\\udc00"}', headers=JSON), 400)
+
+
+@EVERY
+async def test_other_content_types_are_refused(client: httpx.AsyncClient, path: str) -> None:
+    body = json.dumps(BODIES[path])
+    error = check_error(await client.post(path, content=body, headers={"content-type": "text/plain"}), 400)
+    assert "application/json" in error["message"]
+
+
+@EVERY
+async def test_other_methods_are_refused(client: httpx.AsyncClient, path: str) -> None:
+    for method in ("PUT", "PATCH"):
+        response = await client.request(method, path, json=BODIES[path])
+        check_error(response, 405)
+        assert "POST" in response.headers["allow"]
+
+
+@EVERY
+async def test_only_the_served_model_answers(client: httpx.AsyncClient, path: str) -> None:
+    error = check_error(await client.post(path, json={**BODIES[path], "model": "no-such"}), 404)
+    assert "fake" in error["message"]
+    assert error.get("code") in ("model_not_found", None)
+
+
+@EVERY
+async def test_bodies_over_the_limit_are_refused(client: httpx.AsyncClient, path: str) -> None:
+    check_error(await client.post(path, content=b"x" * 100_001, headers=JSON), 413)
+
+
+@pytest.mark.parametrize("path", sorted(BODIES.keys() - {"/api/show"}))
+async def test_nothing_is_generated_by_a_dead_engine(client: httpx.AsyncClient, engine: FakeEngine, path: str) -> None:
+    engine.is_dead = True
+    check_error(await client.post(path, json=BODIES[path]), 503)
