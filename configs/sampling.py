@@ -1,6 +1,7 @@
 """`SamplingParams`: how one request is decoded."""
 
 import math
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
@@ -12,11 +13,20 @@ MAX_PATTERN_SIZE = 1024
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The language that the output has to belong to. The core compiles it, see engine/structured.py."""
+    """The language that the output has to belong to. The core compiles it, see engine/structured."""
 
     kind: Literal["json_object", "json_schema", "regex", "choice", "grammar", "structural_tag"]
     source: str = ""
     """By kind: nothing; a JSON schema; a regular expression; a JSON list of texts; EBNF; xgrammar's structural tag."""
+
+
+class ThinkingBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Most tokens between two markers, given by their token ids; then the closing one is forced."""
+
+    max_tokens: int
+    end: tuple[int, ...]
+    begin: tuple[int, ...] = ()
+    """Nothing is counted before it; without it, the output begins inside."""
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Texts that the output does not hold. The engine's text side makes `bad_sequences` of them."""
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that the output does not hold: the last id is not chosen where the others came before."""
+    thinking: ThinkingBudget | None = None
     structured: StructuredOutput | None = None
     """Only tokens that keep the output within this language are chosen; it ends where the language does."""
     seed: int | None = None
@@ -86,6 +97,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Generation ends, with a reason of its own, once the output repeats itself."""
     skip_special_tokens: bool = True
     """Leave special tokens out of the text."""
+    shown_token_ids: tuple[int, ...] = ()
+    """But for these."""
     logprobs: int | None = None
     """Log-probabilities of the chosen token and of this many likeliest ones, from the raw model distribution."""
     logprob_token_ids: tuple[int, ...] = ()
@@ -125,12 +138,18 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             count = getattr(self, name)
             _check(name, count is None or 0 <= count <= MAX_LOGPROBS, count, f"between 0 and {MAX_LOGPROBS}")
         _check("bad_words", all(self.bad_words), self.bad_words, "non-empty texts")
+        _check("bad_sequences", all(self.bad_sequences), self.bad_sequences, "non-empty sequences")
+        if self.thinking is not None:
+            _check("thinking", self.thinking.max_tokens >= 0 and bool(self.thinking.end), self.thinking, "a budget")
         _check("pooling", self.pooling is None or self.max_tokens == 0, self.max_tokens, "used with max_tokens 0")
 
     def check_token_ids(self, vocab_size: int) -> None:
         """Raise `InvalidRequest` for ids outside the vocabulary of `vocab_size` tokens."""
-        for name in ("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias"):
-            for token_id in getattr(self, name) or ():
+        names = ("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias")
+        given: list[tuple[str, Iterable[int]]] = [(name, getattr(self, name) or ()) for name in names]
+        given += [("bad_sequences", sequence) for sequence in self.bad_sequences]
+        for name, token_ids in given:
+            for token_id in token_ids:
                 inside = 0 <= token_id < vocab_size
                 _check(name, inside, token_id, f"token ids between 0 and {vocab_size - 1}")
 

@@ -241,7 +241,7 @@ class AsyncEngine:
         return AddRequest(
             request_id=request_id,
             prompt_token_ids=token_ids,
-            sampling_params=params,
+            sampling_params=self._inputs.prepare(params),
             eos_token_ids=self.checkpoint.eos_token_ids,
             priority=priority,
             cache_salt=cache_salt,

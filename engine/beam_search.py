@@ -2,7 +2,7 @@
 
 The search of transformers' `generate(num_beams=…, early_stopping="never")`: of the 2 * width best continuations of all
 beams those that end count when they are among the first `width`, and the first `width` others go on. A sequence's
-score is the sum of its log-probabilities over length ** length_penalty (Wu et al., arXiv 1609.08144, in its simple form).
+score is the sum of its log-probabilities over length ** length_penalty (Wu et al., arXiv 1609.08144, simplified).
 """
 
 from collections.abc import Awaitable, Callable, Collection, Sequence

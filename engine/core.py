@@ -24,6 +24,9 @@ from .messages import AddRequest, CoreReady, TokenOutput
 from .model_runner import ModelRunner, StepResult
 from .models.config import ModelConfig, rope_cache_key
 from .prompt_reader import PromptAnswer
+from .structured.compiler import Compiler
+from .structured.languages import Languages
+from .text.tokenizer import load_tokenizer
 
 logger = logging.getLogger("octavo.engine")
 
@@ -64,7 +67,13 @@ class EngineCore:
             max_model_len=max_model_len,
             sliding_window=windows.pop() if len(windows) == 1 else None,
         )
-        batch = InputBatch(max_num_seqs=config.max_num_seqs, max_model_len=max_model_len, block_size=config.block_size)
+        self._languages = Languages(lambda: _load_compiler(config))
+        batch = InputBatch(
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            block_size=config.block_size,
+            language_of=self._languages.of,
+        )
         self._runner = ModelRunner(model.decoder, backend, batch, spec.device)
         self._timed("warm_up", self._warm_up)
         self.ready = CoreReady(
@@ -86,7 +95,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work
+        return self.scheduler.has_work or self._languages.has_work
 
     def add_request(self, message: AddRequest) -> TokenOutput | None:
         """Queue a request; a refusal comes back as its only output."""
@@ -106,30 +115,54 @@ class EngineCore:
             extra_keys=tuple(extra_keys),
             seed=self._random.getrandbits(64) if seed is None else seed % 2**64,
         )
-        try:
-            self.scheduler.add_request(request)
-        except InvalidRequest as error:
-            return TokenOutput(
-                request_id=message.request_id,
-                finish_reason="error",
-                error=error.message,
-                error_type=type(error).__name__,
-            )
+        if message.sampling_params.structured is None or not request.wants_output:
+            return self._enqueue(request)
+        if request.request_id in self._languages:
+            return _refusal(request, InvalidRequest(f"request id {request.request_id!r} is in use", param="request_id"))
+        self._languages.want(request)
         return None
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """Forget these requests, without an output; their blocks are free at once."""
+        request_ids = list(request_ids)
+        self._languages.forget(request_ids)
         self.scheduler.abort_requests(request_ids)
 
     def step(self) -> list[TokenOutput]:
-        """Move every running request on by a chunk or a token. Call while `has_work`."""
+        """Move every running request on by a chunk or a token. Call while `has_work`.
+
+        A request whose language is still compiled waits outside of the scheduler.
+        """
+        outputs = self._enqueue_compiled()
+        return outputs + self._compute() if self.scheduler.has_work else outputs
+
+    def _compute(self) -> list[TokenOutput]:
         scheduled = self.scheduler.schedule(time.monotonic())
         logits = self._runner.execute(scheduled)
         result = self._runner.sample(logits)
         for request_id, reason in result.failed.items():
             logger.error("request %s failed: %s", request_id, reason)
-        updates = self.scheduler.update_from_output(scheduled, result.token_ids, result.failed)
+        updates = self.scheduler.update_from_output(scheduled, result.token_ids, result.failed, result.complete)
+        self._languages.forget(request.request_id for request, _ in updates if request.is_finished)
         return [_token_output(request, new, result) for request, new in updates]
+
+    def _enqueue(self, request: Request) -> TokenOutput | None:
+        try:
+            self.scheduler.add_request(request)
+        except InvalidRequest as error:
+            return _refusal(request, error)
+        return None
+
+    def _enqueue_compiled(self) -> list[TokenOutput]:
+        """Hand the scheduler the requests whose language is there; returns the outputs of the refused ones."""
+        refusals = []
+        for request, reason in self._languages.take(wait=not self.scheduler.has_work):
+            if reason is not None:
+                refusals.append(_refusal(request, InvalidRequest(reason, param="structured")))
+            elif refusal := self._enqueue(request):
+                self._languages.forget([request.request_id])
+                refusals.append(refusal)
+        return refusals
 
     def _allocate(self, backend: AttentionBackend, spec: AttentionSpec, max_model_len: int) -> int:
         num_blocks, notes = plan_num_blocks(
@@ -172,6 +205,22 @@ def max_context(config: EngineConfig, model: ModelConfig) -> int:
     if not 1 <= config.max_model_len <= limit:
         raise SettingsError(f"max_model_len must be between 1 and the checkpoint's {limit}; got {config.max_model_len}")
     return config.max_model_len
+
+
+def _load_compiler(config: EngineConfig) -> Compiler:
+    """Raises ImportError without xgrammar. The checkpoint is read again: few need its vocabulary here."""
+    checkpoint = open_checkpoint(locate_model(config.model))
+    return Compiler(load_tokenizer(checkpoint), checkpoint.config.vocab_size, checkpoint.eos_token_ids)
+
+
+def _refusal(request: Request, error: InvalidRequest) -> TokenOutput:
+    return TokenOutput(
+        request_id=request.request_id,
+        finish_reason="error",
+        error=error.message,
+        error_type=type(error).__name__,
+        error_param=error.param,
+    )
 
 
 def _token_output(request: Request, new_token_ids: list[int], result: StepResult) -> TokenOutput:

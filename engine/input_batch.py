@@ -7,6 +7,7 @@ A row belongs to a request from its admission until the scheduler drops it. Rows
 blocks, one sampled token); the inputs of a step are formulas over the arrays, without a loop over tokens.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from scheduler.output import NewRequest, ScheduledRequest, SchedulerOutput
 
 from .sampling_rows import SamplingRows
+from .structured.language import Language
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,18 @@ class StepInputs:
 class InputBatch:
     """At most `max_num_seqs` rows of at most `max_model_len` tokens."""
 
-    def __init__(self, *, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+        language_of: Callable[[str], Language | None] = lambda _: None,
+    ) -> None:
+        """`language_of` tells by a request's id to which language its output has to belong."""
         max_blocks = -(-max_model_len // block_size)
         self._block_size = block_size
+        self._language_of = language_of
         # np.zeros takes memory only where it is written
         self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
         self._block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
@@ -116,6 +127,7 @@ class InputBatch:
             stop_token_ids=request.stop_token_ids,
             prompt_token_ids=token_ids[: request.num_prompt_tokens],
             output_token_ids=token_ids[request.num_prompt_tokens :],
+            language=self._language_of(request.request_id),
         )
 
     def _extend_block_table(self, row: int, block_ids: list[int]) -> None:

@@ -5,6 +5,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+
 from configs.errors import CheckpointError, ContextLengthExceeded, InvalidRequest, SettingsError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
@@ -15,6 +17,7 @@ from .messages import CoreReady
 from .text.chat_template import ChatTemplate
 from .text.infill import infill_prompt
 from .text.tokenizer import load_tokenizer
+from .text.word_tokens import word_tokens
 
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
@@ -36,6 +39,7 @@ class InputProcessor:
             template = _read_template(Path(config.chat_template))
         self._chat_template = ChatTemplate(template, self.tokenizer.special_tokens)
         self._template_of = lru_cache(maxsize=16)(self._compile_template)
+        self._sequences_of = lru_cache(maxsize=16)(self._encode_words)
         self.default_sampling: dict[str, Any] = {}
         """Fields of `SamplingParams` for requests that leave them out."""
         if config.generation_config == "auto":
@@ -65,8 +69,21 @@ class InputProcessor:
         """Token ids that ask for what comes between. Raises `InvalidRequest` for a model without tokens for that."""
         return infill_prompt(self.tokenizer, prefix, suffix)
 
+    def prepare(self, params: SamplingParams) -> SamplingParams:
+        """The parameters as the core takes them: `bad_words` as `bad_sequences`."""
+        if not params.bad_words:
+            return params
+        sequences = params.bad_sequences + self._sequences_of(params.bad_words)
+        return msgspec.structs.replace(params, bad_words=(), bad_sequences=sequences)
+
+    def _encode_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        return tuple({ids: None for word in words for ids in sorted(word_tokens(self.tokenizer, word))})
+
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams, info: CoreReady) -> None:
-        """Raise `InvalidRequest` or `ContextLengthExceeded` for what the core could not answer."""
+        """Raise `InvalidRequest` or `ContextLengthExceeded` for what the core could not answer.
+
+        Clients tell a context that is exceeded by the words "prompt is too long" and "maximum context length is".
+        """
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         for token_id in (min(prompt_token_ids), max(prompt_token_ids)):
@@ -81,14 +98,14 @@ class InputProcessor:
         most = min(limit, info.kv_cache_tokens + num_output)
         if num_prompt_tokens + num_output > most:
             raise ContextLengthExceeded(
-                f"the prompt has {num_prompt_tokens} tokens, but {'with one output token ' * num_output}the context "
-                f"holds at most {most}",
+                f"the prompt is too long: it has {num_prompt_tokens} tokens{', an output at least one' * num_output}; "
+                f"this model's maximum context length is {most} tokens",
                 param="prompt",
             )
         if params.max_tokens is not None and num_prompt_tokens + params.max_tokens > limit:
             raise ContextLengthExceeded(
-                f"the prompt's {num_prompt_tokens} tokens and max_tokens {params.max_tokens} make "
-                f"{num_prompt_tokens + params.max_tokens}, but the context holds at most {limit}",
+                f"the prompt's {num_prompt_tokens} tokens and an output of {params.max_tokens} make "
+                f"{num_prompt_tokens + params.max_tokens}, but this model's maximum context length is {limit} tokens",
                 param="max_tokens",
             )
 

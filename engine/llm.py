@@ -109,7 +109,7 @@ class LLM:
         try:
             for request, each in zip(requests, params, strict=True):
                 for index in range(each.n):
-                    self._start(request, index, each.for_choice(index), running)
+                    self._start(request, index, self._inputs.prepare(each).for_choice(index), running)
             while running:
                 for output in self._core.step():
                     self._take(output, running)

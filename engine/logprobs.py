@@ -1,5 +1,7 @@
 """Log-probabilities of the raw model distribution, for the rows that ask for them."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,8 +15,12 @@ LOWEST_LOGPROB = -9999.0
 class RawLogprobs:
     """Taken from the logits before the sampler changes them; asked for entries once the tokens are chosen."""
 
-    def __init__(self, logits: Tensor, num_logprobs: np.ndarray) -> None:
-        """logits: float32 [rows, vocab]; num_logprobs: int64 [rows], -1 for rows that want none."""
+    def __init__(
+        self, logits: Tensor, num_logprobs: np.ndarray, wanted_ids: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        """logits: float32 [rows, vocab]; num_logprobs: int64 [rows], -1 for rows that want none; `wanted_ids` of
+        each row come behind its likeliest."""
+        self._wanted_ids = wanted_ids
         self._rows = np.flatnonzero(num_logprobs >= 0)
         self._counts = num_logprobs[self._rows].tolist()
         if self._counts:
@@ -34,5 +40,8 @@ class RawLogprobs:
         entries: list[TokenLogprobs | None] = [None] * len(token_ids)
         for index, (row, count) in enumerate(zip(self._rows.tolist(), self._counts, strict=True)):
             top = list(zip(ids[index][:count], values[index][:count], strict=True))
+            if self._wanted_ids is not None:
+                wanted = list(self._wanted_ids[row])
+                top += zip(wanted, self._logprobs[index, wanted].tolist(), strict=True)
             entries[row] = TokenLogprobs(int(token_ids[row]), logprobs[index], top, ranks[index])
         return entries

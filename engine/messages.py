@@ -51,7 +51,7 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     embedding: list[float] | None = None
     """The pooled final hidden states of the prompt, not scaled to length 1; comes as `prompt_logprobs` do."""
     finish_reason: str | None = None
-    """stop, length, repetition, abort or error."""
+    """stop, complete (the output's language ends with its last token), length, repetition, abort or error."""
     stop_reason: int | None = None
     """The stop id of the request that matched; None for end-of-sequence."""
     num_cached_tokens: int = 0
@@ -60,6 +60,8 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Why, when `finish_reason` is error."""
     error_type: str = "RequestFailed"
     """The class in configs/errors.py that the caller gets with `error`."""
+    error_param: str | None = None
+    """The field of the request that is to blame for `error`."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):

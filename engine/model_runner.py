@@ -40,6 +40,8 @@ class StepResult:
     logprobs: dict[str, TokenLogprobs]
     prompts: dict[str, PromptAnswer]
     """Of those who have not failed."""
+    complete: set[str]
+    """Those whose output is in its language, and cannot be longer."""
 
 
 class ModelRunner:
@@ -88,20 +90,26 @@ class ModelRunner:
         prompts = {request_id: answer for request_id, answer in step.prompts.items() if answer is not None}
         failed = dict.fromkeys(step.prompts.keys() - prompts.keys(), "the model's output is not a number")
         if not inputs.sample_ids:
-            return StepResult({}, failed, {}, prompts)
+            return StepResult({}, failed, {}, prompts, set())
         sampled = sample(step.logits, self._batch.sampling, inputs.sample_rows, self._model.ops)
         good = ~sampled.failed
         self._batch.append(inputs.sample_rows[good], sampled.token_ids[good])
-        token_ids, logprobs = {}, {}
+        token_ids, logprobs, complete = {}, {}, set()
         for index, (request_id, token_id) in enumerate(zip(inputs.sample_ids, sampled.token_ids.tolist(), strict=True)):
             if sampled.failed[index]:
                 failed[request_id] = "the model's output is not a number, or no token is allowed"
                 prompts.pop(request_id, None)
                 continue
+            matcher = self._batch.sampling.matchers.get(int(inputs.sample_rows[index]))
+            if matcher is not None and matcher.is_too_slow:
+                failed[request_id] = "the output's language has too many ways to read it"
+                continue
+            if matcher is not None and matcher.is_complete:
+                complete.add(request_id)
             token_ids[request_id] = token_id
             if sampled.logprobs and (entry := sampled.logprobs[index]):
                 logprobs[request_id] = entry
-        return StepResult(token_ids, failed, logprobs, prompts)
+        return StepResult(token_ids, failed, logprobs, prompts, complete)
 
     def _tensor(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self._device)

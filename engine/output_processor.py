@@ -26,7 +26,7 @@ class OutputProcessor:
         to be told. Raises the `RequestError` that the core has named.
         """
         if output.finish_reason == "error":
-            raise getattr(configs.errors, output.error_type)(output.error)
+            raise getattr(configs.errors, output.error_type)(output.error, param=output.error_param)
         delta = self._detokenizer.push(output.new_token_ids, output.finish_reason)
         self._num_output_tokens += delta.num_tokens
         stopped = delta.stop_string is not None
@@ -34,7 +34,7 @@ class OutputProcessor:
             text=delta.text,
             token_ids=output.new_token_ids[: delta.num_tokens],
             logprobs=output.logprobs[: delta.num_tokens] if output.logprobs is not None else None,
-            finish_reason="stop" if stopped else output.finish_reason,
+            finish_reason="stop" if stopped or output.finish_reason == "complete" else output.finish_reason,
             stop_reason=delta.stop_string if stopped else output.stop_reason,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=output.num_cached_tokens,

@@ -3,8 +3,10 @@
 Order of operations, for each row:
 
  1. logprobs, if asked for: log-softmax of the logits as the model gave them
- 2. logit_bias is added; bad ids, and stop ids before min_tokens, get -inf
- 3. repetition penalty (prompt + output), then frequency and presence penalties (output)
+ 2. logit_bias is added; ids that are not allowed, bad ids, the last ids of bad sequences, and stop ids before
+    min_tokens get -inf
+ 3. repetition penalty (prompt + output), then frequency and presence penalties (output); then ids with which the
+    output would leave its language get -inf
  4. temperature 0: the likeliest token, the lowest id of equals
  5. otherwise weights w = exp((logit - highest logit) / temperature), so that the likeliest weighs 1
  6. min_p, then top_k, then top_p: each is a lower bound on w (equals of the last kept token are kept), and
@@ -24,6 +26,7 @@ from .kernels.ops import Ops, TokenChoice
 from .logprobs import RawLogprobs
 from .messages import TokenLogprobs
 from .sampling_rows import LogitEdits, SamplingRows
+from .structured.language import forbid
 
 Edits = list[tuple[int, LogitEdits]]
 """(row of the logits, what it does to them)"""
@@ -47,11 +50,14 @@ def sample(logits: Tensor, params: SamplingRows, rows: np.ndarray, ops: Ops) -> 
     logits: float32 [len(rows), vocab]; overwritten. rows: int64, the rows of `params` that they belong to.
     Steps 4 to 7 are `ops.choose_tokens`.
     """
-    raw = RawLogprobs(logits, params.num_logprobs[rows])
-    edits = params.edits(rows.tolist())
-    if edits:
+    indices = rows.tolist()
+    wanted_ids = [params.logprob_ids.get(row, ()) for row in indices] if params.logprob_ids else None
+    raw = RawLogprobs(logits, params.num_logprobs[rows], wanted_ids)
+    if edits := params.edits(indices):
         _ban_and_bias(logits, edits)
         _penalise(logits, edits)
+    if matchers := params.matchers_of(indices):
+        forbid(logits, matchers)
     choice = TokenChoice(
         temperature=params.temperature[rows],
         top_k=params.top_k[rows],
@@ -91,6 +97,12 @@ def _flat(edits: Edits, ids: list[np.ndarray], device: torch.device) -> tuple[Te
 def _ban_and_bias(logits: Tensor, edits: Edits) -> None:
     row, token = _flat(edits, [edit.bias_ids for _, edit in edits], logits.device)
     logits[row, token] += torch.from_numpy(np.concatenate([edit.bias_values for _, edit in edits])).to(logits.device)
+    for index, edit in edits:
+        if len(edit.allowed_ids):
+            allowed = torch.from_numpy(edit.allowed_ids).to(logits.device)
+            kept = logits[index, allowed]
+            logits[index] = -torch.inf
+            logits[index, allowed] = kept
     row, token = _flat(edits, [edit.banned_ids for _, edit in edits], logits.device)
     logits[row, token] = -torch.inf
 

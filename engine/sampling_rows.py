@@ -4,11 +4,15 @@ A row that only needs temperature, top_k, top_p, min_p and a seed is a handful o
 logits (biases, bad ids, min_tokens, penalties) also have an entry in `_edits`: others pay nothing for it.
 """
 
+from collections import deque
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from configs.sampling import SamplingParams
+
+from .structured.language import Language, Matcher
+from .thinking import Thinking
 
 
 class LogitEdits:
@@ -28,7 +32,14 @@ class LogitEdits:
         bias = params.logit_bias or {}
         self.bias_ids = np.fromiter(bias.keys(), np.int64, len(bias))
         self.bias_values = np.fromiter(bias.values(), np.float32, len(bias))
-        self.bad_ids = np.array(params.bad_token_ids, np.int64)
+        self._allowed_ids = np.array(params.allowed_token_ids, np.int64)
+        self._thinking = None if params.thinking is None else Thinking(params.thinking)
+        bad_ids = list(params.bad_token_ids)
+        self._last_ids: dict[tuple[int, ...], list[int]] = {}  # by the ids before them in a bad sequence
+        for *before, last in params.bad_sequences:
+            (self._last_ids.setdefault(tuple(before), []) if before else bad_ids).append(last)
+        self.bad_ids = np.array(bad_ids, np.int64)
+        self._newest: deque[int] = deque(maxlen=max(map(len, self._last_ids), default=0))  # output tokens
         self.stop_ids = np.array(sorted(stop_token_ids), np.int64)
         self.min_tokens = params.min_tokens
         self.num_output_tokens = 0
@@ -44,10 +55,19 @@ class LogitEdits:
                 self._index_of(token_id)
         for token_id in output_token_ids.tolist():
             self.append(token_id)
+        self.is_empty = not (
+            self.has_penalties
+            or self._thinking
+            or any(map(len, (self.bias_ids, self._allowed_ids, self.bad_ids, self._last_ids)))
+            or (self.min_tokens > 0 and len(self.stop_ids) > 0)
+        )
 
     def append(self, token_id: int) -> None:
         """The row's output grew by one token."""
         self.num_output_tokens += 1
+        self._newest.append(token_id)
+        if self._thinking is not None:
+            self._thinking.append(token_id)
         if self.has_penalties:
             index = self._index_of(token_id)  # may replace _counts by a longer one
             self._counts[index] += 1
@@ -61,11 +81,22 @@ class LogitEdits:
         return index
 
     @property
+    def allowed_ids(self) -> np.ndarray:
+        """int64: the only ids that can be chosen now; empty for all."""
+        forced_id = None if self._thinking is None else self._thinking.forced_id
+        return self._allowed_ids if forced_id is None else np.array([forced_id], np.int64)
+
+    @property
     def banned_ids(self) -> np.ndarray:
         """int64: ids that cannot be chosen now."""
+        banned = [self.bad_ids]
         if self.num_output_tokens < self.min_tokens:
-            return np.concatenate([self.bad_ids, self.stop_ids])
-        return self.bad_ids
+            banned.append(self.stop_ids)
+        if self._last_ids:
+            newest = tuple(self._newest)
+            lasts = (self._last_ids.get(newest[-length:], ()) for length in {*map(len, self._last_ids)})
+            banned.append(np.array([token_id for ids in lasts for token_id in ids], np.int64))
+        return np.concatenate(banned)
 
     @property
     def counted(self) -> tuple[np.ndarray, np.ndarray]:
@@ -86,6 +117,10 @@ class SamplingRows:
         self.num_output_tokens = np.zeros(max_num_seqs, np.uint64)
         self.num_logprobs = np.full(max_num_seqs, -1, np.int64)
         """-1: none are wanted."""
+        self.logprob_ids: dict[int, tuple[int, ...]] = {}
+        """By row: ids whose logprobs come behind the likeliest."""
+        self.matchers: dict[int, Matcher] = {}
+        """By row: of those whose output has a language."""
         self._edits: dict[int, LogitEdits] = {}
 
     def put(
@@ -97,6 +132,7 @@ class SamplingRows:
         stop_token_ids: Collection[int],
         prompt_token_ids: np.ndarray,
         output_token_ids: np.ndarray,
+        language: Language | None = None,
     ) -> None:
         """Fill `row` for a request that starts, or comes back after a preemption with the output it had."""
         self.temperature[row] = params.temperature
@@ -107,23 +143,34 @@ class SamplingRows:
         self.num_output_tokens[row] = len(output_token_ids)
         self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
         edits = LogitEdits(params, stop_token_ids, prompt_token_ids, output_token_ids)
-        holds_off_stops = params.min_tokens > 0 and len(edits.stop_ids) > 0
-        if edits.has_penalties or params.logit_bias or params.bad_token_ids or holds_off_stops:
+        if not edits.is_empty:
             self._edits[row] = edits
+        if params.logprobs is not None and params.logprob_token_ids:
+            self.logprob_ids[row] = params.logprob_token_ids
+        if language is not None:
+            self.matchers[row] = Matcher(language, stop_token_ids, output_token_ids.tolist())
 
     def clear(self, row: int) -> None:
-        self._edits.pop(row, None)
+        for table in (self._edits, self.logprob_ids, self.matchers):
+            table.pop(row, None)
 
     def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
         """The outputs of `rows` grew by one token each."""
         self.num_output_tokens[rows] += np.uint64(1)
-        if self._edits:
+        if self._edits or self.matchers:
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
-                if edits := self._edits.get(row):
-                    edits.append(token_id)
+                for each in (self._edits.get(row), self.matchers.get(row)):
+                    if each is not None:
+                        each.append(token_id)
 
     def edits(self, rows: Sequence[int]) -> list[tuple[int, LogitEdits]]:
         """(index into `rows`, its edits) for the rows that change their logits."""
         if not self._edits:
             return []
         return [(index, self._edits[row]) for index, row in enumerate(rows) if row in self._edits]
+
+    def matchers_of(self, rows: Sequence[int]) -> list[tuple[int, Matcher]]:
+        """(index into `rows`, its matcher) for the rows whose output has a language."""
+        if not self.matchers:
+            return []
+        return [(index, self.matchers[row]) for index, row in enumerate(rows) if row in self.matchers]

@@ -20,7 +20,7 @@ Requests may be added and aborted at any point between these calls.
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from itertools import count
 from operator import attrgetter
 
@@ -130,14 +130,18 @@ class Scheduler:
         )
 
     def update_from_output(
-        self, output: SchedulerOutput, sampled: Mapping[str, int], failed: Mapping[str, str]
+        self,
+        output: SchedulerOutput,
+        sampled: Mapping[str, int],
+        failed: Mapping[str, str],
+        complete: Container[str] = (),
     ) -> list[tuple[Request, list[int]]]:
         """Book what the engine computed.
 
         `sampled` has a token id for every row with `needs_sample`, `failed` a reason for every request that
-        the engine gives up. Returns (request, new token ids) of the rows that caught up or failed, in the order
-        of the batch; a request that ends with this step has its `finish_reason` set. Requests that were
-        aborted since `schedule` are passed over.
+        the engine gives up; those in `complete` end with the sampled token. Returns (request, new token
+        ids) of the rows that caught up or failed, in the order of the batch; a request that ends with this step
+        has its `finish_reason` set. Requests that were aborted since `schedule` are passed over.
         """
         results: list[tuple[Request, list[int]]] = []
         for row in output.scheduled:
@@ -153,7 +157,8 @@ class Scheduler:
             if request.num_behind == 0:
                 new_token_ids = [sampled[row.request_id]] if row.needs_sample else []
                 request.token_ids += new_token_ids
-                cause = stop_cause(request, self.max_total_tokens)
+                done = row.request_id in complete
+                cause = ("complete", None) if done else stop_cause(request, self.max_total_tokens)
                 if cause is not None:
                     reason, request.stop_reason = cause
                     self._finish(request, reason)

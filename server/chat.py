@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from configs.sampling import ThinkingBudget
 from engine.input_processor import RenderedChat
 from engine.outputs import CompletionOutput, RequestOutput
 from server.answers.answer_grammar import answer_grammar
@@ -13,6 +14,7 @@ from server.answers.reasoning import ReasoningStyle
 from server.answers.styles import AnswerStyle, style_of
 from server.answers.tool_grammar import Choice
 from server.convert.sampling import fitted, sampling_params, truncated
+from server.field_names import FieldNames, naming
 from server.generation import Generation, Prompt
 from server.serving import EngineFace, Serving
 
@@ -31,12 +33,13 @@ class Chat:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     """Instead of the model's."""
-    structured_field: str | None = None
-    """The request's field that an error of its grammar names."""
+    field_names: FieldNames = field(default_factory=dict)
+    """Of errors."""
     prompt_prefix: list[int] = field(default_factory=list)
     """Token ids before the rendered chat, which then goes without its beginning-of-sequence token."""
     beam_length_penalty: float | None = None
     """See `Generation`."""
+    thinking_token_budget: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str = "left"
     request_id: str | None = None
@@ -82,22 +85,24 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
     style, tools = _style_of(serving, chat), _offered_tools(chat)
     rendered = await render(serving, chat)
     reading = _Reading.of(chat, tools, style, rendered.text)
-    params = sampling_params(reading.sampling(serving), engine.default_sampling)
-    serving.check_number_of_choices(1, params.n)
-    room = engine.info.max_model_len - (params.max_tokens or 1)
-    token_ids = truncated(
-        _behind(chat.prompt_prefix, rendered, engine), chat.truncate_prompt_tokens, room, chat.truncation_side
-    )
-    if chat.fit_max_tokens:
-        params = fitted(params, engine.info.max_model_len - len(token_ids))
-    engine.validate(token_ids, params)
+    sampling = {**reading.sampling(serving), "thinking": await reading.thinking(serving)}
+    names = {"structured": "tools", **chat.field_names}
+    with naming(names):
+        params = sampling_params(sampling, engine.default_sampling)
+        serving.check_number_of_choices(1, params.n)
+        room = engine.info.max_model_len - (params.max_tokens or 1)
+        token_ids = _behind(chat.prompt_prefix, rendered, engine)
+        token_ids = truncated(token_ids, chat.truncate_prompt_tokens, room, chat.truncation_side)
+        if chat.fit_max_tokens:
+            params = fitted(params, engine.info.max_model_len - len(token_ids))
+        engine.validate(token_ids, params)
     generation = Generation(
         serving,
         [Prompt(token_ids, params)],
         id_prefix=id_prefix,
         priority=chat.priority,
         cache_salt=chat.cache_salt,
-        structured_field=chat.structured_field or "tools",
+        field_names=names,
         request_id=chat.request_id,
         beam_length_penalty=chat.beam_length_penalty,
     )
@@ -163,8 +168,16 @@ class _Reading:
         style = self.style.tools if self.tools else None
         return lambda: AnswerParser(self.reasoning, style, functions, starts_inside=self.starts_inside)
 
+    async def thinking(self, serving: Serving) -> ThinkingBudget | None:
+        budget, reasoning = self.chat.thinking_token_budget, self.reasoning
+        if budget is None or reasoning is None:
+            return None
+        end = await serving.engine.encode(reasoning.closing, add_special_tokens=False)
+        begin = await serving.engine.encode(reasoning.opening, add_special_tokens=False)
+        return ThinkingBudget(budget, tuple(end), () if self.starts_inside else tuple(begin))
+
     def sampling(self, serving: Serving) -> dict[str, Any]:
-        """The request's fields, with the answer's grammar and the special tokens that the parser has to see."""
+        """The request's fields, with the answer's grammar and the special tokens that its parser has to see."""
         chat = self.chat
         named = chat.tool_choice.startswith("=")
         choice: Choice = "required" if named or chat.tool_choice == "required" else "auto"
@@ -181,5 +194,6 @@ class _Reading:
             *(self.style.tools.markers if self.tools else ()),
             *(self.reasoning.markers if self.reasoning else ()),
         ]
-        shown = {"skip_special_tokens": False} if any(map(serving.engine.tokenizer.is_special_text, markers)) else {}
-        return {**chat.sampling, **shown, "structured": structured}
+        ids = map(serving.engine.tokenizer.special_id, markers)
+        shown = tuple(token_id for token_id in ids if token_id is not None)
+        return {**chat.sampling, "shown_token_ids": shown, "structured": structured}

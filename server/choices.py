@@ -56,7 +56,9 @@ async def respond(
     if body.stream:
         config = generation.serving.config
         writer = ChunkWriter(generation, stream_options(body.stream_options, config), renderer)
-        return EventStream(generation.run(body.stream_interval), writer, headers, keep_alive=config.sse_keep_alive_interval)
+        return EventStream(
+            generation.run(body.stream_interval), writer, headers, keep_alive=config.sse_keep_alive_interval
+        )
     outputs = await until_disconnect(request.receive, generation.whole())
     if sum(len(output.token_ids) for output in outputs) <= INLINE_TOKENS:
         content = _document(generation, renderer, outputs)

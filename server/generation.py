@@ -6,10 +6,11 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
+from server.field_names import FieldNames, naming
 from server.serving import Serving
 
 
@@ -34,12 +35,12 @@ class Generation:
         id_prefix: str,
         priority: int | None = None,
         cache_salt: str | None = None,
-        structured_field: str | None = None,
+        field_names: FieldNames = MappingProxyType({}),
         request_id: str | None = None,
         beam_length_penalty: float | None = None,
     ) -> None:
-        """`structured_field`: the request's field that an error of its grammar names. With `beam_length_penalty` the
-        choices of a prompt are its likeliest sequences, and there is only the `whole` answer."""
+        """With `beam_length_penalty` the choices of a prompt are its likeliest sequences, and there is only the
+        `whole` answer."""
         self.serving = serving
         self.prompts = prompts
         self.n = prompts[0].params.n
@@ -49,7 +50,7 @@ class Generation:
         """Of each choice; it holds the choice's counts. Whoever reads `run` keeps it up to date."""
         self._priority = priority or 0
         self._cache_salt = cache_salt
-        self._structured_field = structured_field
+        self._field_names = field_names
         self._beam_length_penalty = beam_length_penalty
 
     def run(self, interval: int | None = None) -> AsyncGenerator[OutputBatch, None]:
@@ -62,7 +63,7 @@ class Generation:
             cache_salt=self._cache_salt,
             interval=interval or self.serving.config.stream_interval,
         )
-        return outputs if self._structured_field is None else self._naming_the_field(outputs)
+        return outputs if self.prompts[0].params.structured is None else self._naming_fields(outputs)
 
     async def whole(self) -> list[CompletionOutput]:
         """All choices, finished."""
@@ -121,12 +122,9 @@ class Generation:
         """Of a prompt with several choices the first one tells what was cached."""
         return sum(output.num_cached_tokens for output in self.latest[:: self.n] if output)
 
-    async def _naming_the_field(self, outputs: AsyncGenerator[OutputBatch, None]) -> AsyncGenerator[OutputBatch, None]:
+    async def _naming_fields(self, outputs: AsyncGenerator[OutputBatch, None]) -> AsyncGenerator[OutputBatch, None]:
+        """A grammar is refused when it has been compiled, by the core."""
         async with aclosing(outputs):
-            try:
+            with naming(self._field_names):
                 async for batch in outputs:
                     yield batch
-            except InvalidRequest as error:
-                if error.param == "structured":
-                    error.param = self._structured_field
-                raise

@@ -44,7 +44,7 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
     comment = b": keep-alive\n\n"
-    """Sent after `keep_alive` to twice as many seconds without an event, so that no proxy takes the connection for dead."""
+    """Sent after `keep_alive` to twice as many seconds without an event: no proxy takes the connection for dead."""
 
     def __init__(
         self,

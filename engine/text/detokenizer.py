@@ -30,7 +30,10 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self._stream = TextStream(
-            tokenizer, skip_special_tokens=params.skip_special_tokens, prompt_token_ids=prompt_token_ids
+            tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            shown_token_ids=params.shown_token_ids,
+            prompt_token_ids=prompt_token_ids,
         )
         self._stops = StopStringFilter(params.stop, include_in_output=params.include_stop_str_in_output)
         self._has_stops = bool(params.stop)

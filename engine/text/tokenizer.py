@@ -3,7 +3,8 @@
 import codecs
 import os
 import re
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 import tokenizers
 
@@ -50,8 +51,8 @@ class Tokenizer:
         self._spelling = spelling_of(backend.decoder)
         # Both are filled as ids are asked for: start-up need not walk the vocabulary.
         self._bytes: dict[int, bytes] = {}
-        self.texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
-        """For `TextStream`, by its `skip_special_tokens`: texts of ids that begin and end between two characters."""
+        self.texts: dict[frozenset[int], dict[int, str]] = defaultdict(dict)
+        """For `TextStream`, by what it hides: texts of ids that begin and end between two characters."""
         self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -111,9 +112,10 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
 
-    def is_special_text(self, text: str) -> bool:
-        """Whether `text` is the spelling of one special token, which texts leave out."""
-        return self.token_id(text) in self.special_ids
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token, which texts leave out, that is spelled so; None without one."""
+        token_id = self.token_id(text)
+        return token_id if token_id in self.special_ids else None
 
 
 class TextStream:
@@ -124,14 +126,22 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool, prompt_token_ids: Sequence[int] = ()
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool,
+        shown_token_ids: Collection[int] = (),
+        prompt_token_ids: Sequence[int] = (),
     ) -> None:
+        """`shown_token_ids` are special tokens that are not skipped."""
         self._tokenizer = tokenizer
         self._hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        if shown_token_ids:
+            self._hidden_ids -= frozenset(shown_token_ids)
         self._leading_spaces = tokenizer.leading_spaces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._skip_prompt(prompt_token_ids)
-        self._texts = tokenizer.texts[skip_special_tokens]
+        self._texts = tokenizer.texts[self._hidden_ids]
         self._between_characters = self._is_between_characters()
 
     def push(self, token_id: int) -> str:

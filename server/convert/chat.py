@@ -8,7 +8,7 @@ from configs.sampling import MAX_LOGPROBS
 from configs.settings import ServerConfig
 from server.chat import Chat
 from server.convert.sampling import beam_length_penalty, given_sampling
-from server.convert.structured import structured_field
+from server.convert.structured import field_names
 from server.protocol.chat import ChatRequest
 
 RESERVED_TEMPLATE_KWARGS = {
@@ -35,8 +35,9 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
         chat_template=body.chat_template,
         template_kwargs=_template_kwargs(body),
         sampling=sampling,
-        structured_field=structured_field(body),
+        field_names={"prompt": "messages", **field_names(body)},
         beam_length_penalty=beam_length_penalty(body),
+        thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side or "left",
         request_id=body.request_id,

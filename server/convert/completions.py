@@ -7,6 +7,8 @@ import msgspec
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
 from server.convert.sampling import given_sampling, sampling_params, truncated
+from server.convert.structured import field_names
+from server.field_names import naming
 from server.generation import Prompt
 from server.protocol.completions import CompletionRequest
 from server.serving import Serving
@@ -65,7 +67,8 @@ async def _prompt(serving: Serving, body: CompletionRequest, prompt: str | list[
     token_ids = truncated(token_ids, body.truncate_prompt_tokens, room, body.truncation_side or "left")
     if params.max_tokens is None:
         params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_MAX_TOKENS, max(1, limit - len(token_ids))))
-    engine.validate(token_ids, params)
+    with naming(field_names(body)):
+        engine.validate(token_ids, params)
     if not body.echo:
         return Prompt(token_ids, params)
     as_given = isinstance(prompt, str) and body.truncate_prompt_tokens is None

@@ -44,7 +44,11 @@ def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
         tool_choice=_tool_choice(body, [tool["function"]["name"] for tool in tools]),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         template_kwargs=_template_kwargs(body, messages[-1]),
-        structured_field=("output_format" if body.output_format else "output_config") if structured else None,
+        field_names={
+            "prompt": "messages",
+            **({"structured": "output_format" if body.output_format else "output_config"} if structured else {}),
+        },
+        thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
         fit_max_tokens=True,
     )
 

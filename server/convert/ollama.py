@@ -24,6 +24,7 @@ from server.serving import Serving
 SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 """Options that mean the same in `SamplingParams`."""
 NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+FIELD_NAMES = {"max_tokens": "options", "structured": "format"}
 KNOWN_OPTIONS = Options.__struct_fields__ + tuple(OPTIONS_WITHOUT_EFFECT) + tuple(UNSUPPORTED_OPTIONS)
 
 
@@ -40,7 +41,7 @@ def chat_of(body: OllamaChatRequest, serving: Serving) -> Chat:
             "continue_final_message": continued,
             **_thinking(body.think),
         },
-        structured_field="format" if body.format else None,
+        field_names={"prompt": "messages", **FIELD_NAMES},
         fit_max_tokens=True,
     )
 
@@ -55,7 +56,7 @@ def generate_chat_of(body: OllamaGenerateRequest, serving: Serving) -> Chat:
         messages=[{"role": "system", "content": body.system}, user] if body.system else [user],
         sampling=sampling_of(body, serving),
         template_kwargs=_thinking(body.think),
-        structured_field="format" if body.format else None,
+        field_names=FIELD_NAMES,
         prompt_prefix=list(body.context or ()),
         fit_max_tokens=True,
     )

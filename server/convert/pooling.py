@@ -9,6 +9,7 @@ from server.convert.completions import texts_or_ids
 from server.convert.sampling import truncated
 from server.convert.tokenization import check_chat_fields, rendered_chat
 from server.embedding import as_base64, cosine, normalized
+from server.field_names import naming
 from server.protocol.pooling import (
     MAX_INPUTS,
     SCORE_PAIRS,
@@ -63,11 +64,8 @@ def _checked(serving: Serving, body: PoolingFields, token_ids: list[int], field:
     info = serving.engine.info
     room = min(info.max_model_len, info.kv_cache_tokens)
     token_ids = truncated(token_ids, body.truncate_prompt_tokens, room, body.truncation_side or "left")
-    try:
+    with naming({"prompt": field}):
         serving.engine.validate(token_ids, SamplingParams(max_tokens=0))
-    except InvalidRequest as error:
-        error.param = field
-        raise
     return token_ids
 
 

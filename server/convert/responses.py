@@ -50,7 +50,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig)
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         template_kwargs=_template_kwargs(body),
-        structured_field=field,
+        field_names={"prompt": "input", "max_tokens": "max_output_tokens", **({"structured": field} if field else {})},
         priority=body.priority,
         cache_salt=body.cache_salt,
     )

@@ -20,7 +20,7 @@ NOT_IN_BEAM_SEARCH = SAME_NAME - {"n", "ignore_eos", "skip_special_tokens", "tem
     *("stop", "best_of", "logprobs", "response_format", "structured_outputs"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 }
-"""Sampling fields that the search would pass over. A temperature and a seed are allowed: they change nothing by intent."""
+"""Sampling fields that the search would pass over. A temperature and a seed may be sent: clients do so by habit."""
 
 
 def given_sampling(body: GenerationRequest, config: ServerConfig) -> dict[str, Any]:

@@ -22,9 +22,14 @@ def structured_output(body: GenerationRequest) -> StructuredOutput | None:
     return found[0][1] if found else None
 
 
-def structured_field(body: GenerationRequest) -> str | None:
-    """The field that `structured_output` took."""
-    return next((field for field in _CONVERTERS if getattr(body, field) is not None), None)
+def field_names(body: GenerationRequest) -> dict[str, str]:
+    """Where the request's names differ from the engine's."""
+    names = {}
+    if field := next((field for field in _CONVERTERS if getattr(body, field) is not None), None):
+        names["structured"] = field
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names
 
 
 def response_format(value: dict[str, Any]) -> StructuredOutput | None:

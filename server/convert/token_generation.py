@@ -5,6 +5,7 @@ import uuid
 from configs.errors import InvalidRequest
 from server.convert.sampling import check_stream_options, given_fields, sampling_params
 from server.convert.structured import structured_outputs
+from server.field_names import naming
 from server.generation import Generation, Prompt
 from server.protocol.token_generation import TokenGenerationRequest
 from server.serving import Serving
@@ -20,20 +21,18 @@ def token_generation(serving: Serving, body: TokenGenerationRequest) -> Generati
     given["logprobs"] = fields.logprobs
     given["max_tokens"] = fields.max_tokens
     given["structured"] = structured_outputs(fields.structured_outputs) if fields.structured_outputs else None
-    params = sampling_params(given, serving.engine.default_sampling)
-    serving.check_number_of_choices(1, params.n)
-    try:
+    names = {"prompt": "token_ids", "structured": "structured_outputs"}
+    with naming(names):
+        params = sampling_params(given, serving.engine.default_sampling)
+        serving.check_number_of_choices(1, params.n)
         serving.engine.validate(body.token_ids, params)
-    except InvalidRequest as error:
-        error.param = "token_ids" if error.param == "prompt" else "sampling_params"
-        raise
     generation = Generation(
         serving,
         [Prompt(body.token_ids, params)],
         id_prefix="",
         priority=body.priority,
         cache_salt=body.cache_salt,
-        structured_field="sampling_params",
+        field_names=names,
     )
     generation.id = body.request_id or f"generate-{uuid.uuid4().hex}"
     return generation

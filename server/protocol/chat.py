@@ -1,9 +1,9 @@
 """POST /v1/chat/completions."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol.common import GenerationRequest, Int64, StopReason
 
@@ -21,6 +21,8 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """False leaves the reasoning out of the answer."""
     reasoning_effort: str | None = None
     """For the chat template; `none` also tells it not to open a reasoning part."""
+    thinking_token_budget: Annotated[int, Meta(ge=-1, le=2**31)] | None = None
+    """Most tokens of the reasoning part; -1 for no bound."""
     documents: list[dict[str, Any]] | None = None
     """For templates that print documents."""
     add_generation_prompt: bool | None = None

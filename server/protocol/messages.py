@@ -20,7 +20,7 @@ class InputMessage(msgspec.Struct, frozen=True):
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Int64 | None = None
-    """A wish: it comes with `enabled`, and the template is told to let the model think. `max_tokens` is what holds."""
+    """Most tokens of the thinking, with `enabled`; then its end is forced."""
     display: Literal["summarized", "omitted"] | None = None
     """omitted leaves the reasoning out of the answer; otherwise all of it is there."""
 

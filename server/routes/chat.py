@@ -105,9 +105,9 @@ class ChatRenderer:
         if index not in self.begun:
             self.begun.add(index)
             choices.append(ChatChunkChoice(index=index, delta=ChatDelta(role="assistant", content=self.echoed)))
-        delta = ChatDelta(content=output.text) if self.answers.is_plain else self._delta(index, output)
+        delta = self._delta(index, output)
         ids = output.token_ids if self.body.return_token_ids else UNSET
-        if output.text or output.logprobs or ids or delta is not _NOTHING:
+        if delta is not _NOTHING or output.logprobs or ids:
             logprobs = self._logprobs(output.logprobs)
             choices.append(ChatChunkChoice(index=index, delta=delta, logprobs=logprobs, token_ids=ids))
         if output.finish_reason is not None:
@@ -123,6 +123,8 @@ class ChatRenderer:
 
     def _delta(self, index: int, output: RequestOutput) -> ChatDelta:
         """`_NOTHING` for text that means nothing yet, such as half a marker."""
+        if self.answers.is_plain:
+            return ChatDelta(content=output.text) if output.text else _NOTHING
         delta = self.answers.delta(index, output)
         reasoning = delta.reasoning if self.with_reasoning else ""
         if not (delta.content or reasoning or delta.tool_calls):

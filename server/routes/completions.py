@@ -11,7 +11,7 @@ from engine.outputs import CompletionOutput, RequestOutput
 from server.choices import respond
 from server.convert.completions import completion_prompts
 from server.convert.sampling import beam_length_penalty
-from server.convert.structured import structured_field
+from server.convert.structured import field_names
 from server.generation import Generation, Prompt
 from server.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs, spelling
 from server.parsing import BodyParser, ignored_header
@@ -38,7 +38,7 @@ class CompletionsRoute:
             id_prefix="cmpl-",
             priority=body.priority,
             cache_salt=body.cache_salt,
-            structured_field=structured_field(body),
+            field_names=field_names(body),
             request_id=body.request_id,
             beam_length_penalty=beam_length_penalty(body),
         )

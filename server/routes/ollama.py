@@ -16,10 +16,18 @@ from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.answers.delta import Answer, AnswerDelta
 from server.chat import Answers, start_chat
-from server.convert.ollama import chat_of, generate_chat_of, ignored_options, plain_prompt, sampling_of
+from server.convert.ollama import (
+    FIELD_NAMES,
+    chat_of,
+    generate_chat_of,
+    ignored_options,
+    plain_prompt,
+    sampling_of,
+)
 from server.convert.sampling import fitted, sampling_params
 from server.convert.tool_input import tool_input
 from server.disconnect import until_disconnect
+from server.field_names import naming
 from server.generation import Generation, Prompt
 from server.http_errors import error_object
 from server.logprobs import chat_logprobs, spelling
@@ -115,12 +123,12 @@ class OllamaGenerateRoute(OllamaRoute[OllamaGenerateRequest]):
         if self.gives_context(body):
             return await start_chat(serving, generate_chat_of(body, serving), "gen-")
         token_ids = await plain_prompt(body, serving)
-        params = sampling_params(sampling_of(body, serving), serving.engine.default_sampling)
-        params = fitted(params, serving.engine.info.max_model_len - len(token_ids))
-        serving.engine.validate(token_ids, params)
-        structured_field = "format" if body.format else None
+        with naming(FIELD_NAMES):
+            params = sampling_params(sampling_of(body, serving), serving.engine.default_sampling)
+            params = fitted(params, serving.engine.info.max_model_len - len(token_ids))
+            serving.engine.validate(token_ids, params)
         prompts = [Prompt(token_ids, params)]
-        return Generation(serving, prompts, id_prefix="gen-", structured_field=structured_field), Answers(None)
+        return Generation(serving, prompts, id_prefix="gen-", field_names=FIELD_NAMES), Answers(None)
 
     def fields(self, answer: Answer) -> dict[str, Any]:
         thinking = {"thinking": answer.reasoning} if answer.reasoning else {}

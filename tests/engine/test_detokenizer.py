@@ -64,7 +64,7 @@ def test_deltas_continue_the_prompt(tokenizer, prompt, ids, skip):
 @BOTH
 @given(text=st.text(max_size=30))
 def test_valid_text_never_shows_a_replacement_character(tokenizer, text):
-    text = text.replace("\ufffd", "")
+    text = text.replace("\ufffd", "").replace("\u2581", "")  # SentencePiece writes spaces as the latter
     deltas = stream(tokenizer, ids_of(text, tokenizer), skip_special_tokens=False)
     assert joined(deltas) == text
     assert "\ufffd" not in joined(deltas)

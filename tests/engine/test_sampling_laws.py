@@ -104,7 +104,8 @@ def test_repetition_penalty_equals_transformers(llm, model, greedy, penalty):
 
 def test_other_penalties_count_the_output_alone(llm, model, greedy):
     """logit - frequency * count - presence * (count > 0), replayed on the logits of transformers."""
-    prompt = [PROMPTS[0][0], *[greedy[0][0]] * 12]
+    repeated = next(i for i, token_id in enumerate(greedy[0]) if token_id in greedy[0][:i])
+    prompt = PROMPTS[0] + greedy[0][:repeated]  # its first output token is one of its own
     [request] = llm.generate([prompt], params(presence_penalty=2, frequency_penalty=2))
     ours = request.outputs[0].token_ids
     for position, token_id in enumerate(ours):
@@ -112,7 +113,7 @@ def test_other_penalties_count_the_output_alone(llm, model, greedy):
         for earlier in set(ours[:position]):
             logits[earlier] -= 2 * ours[:position].count(earlier) + 2
         assert int(logits.argmax()) == token_id
-    assert ours[0] == llm.generate([prompt], params(max_tokens=1))[0].outputs[0].token_ids[0]
+    assert ours[0] == greedy[0][repeated]
     assert len(set(ours)) > NUM_TOKENS // 2
 
 
@@ -121,6 +122,21 @@ def test_biases_hold_at_every_step(llm, greedy):
     banned = set(greedy[0])
     for ids in ids_of(llm, logit_bias=dict.fromkeys(banned, -100.0)):
         assert not banned & set(ids)
+
+
+def test_a_bad_sequence_loses_its_last_id_behind_the_others_alone(llm, model, greedy):
+    """Replayed on the logits of transformers: the likeliest id that completes none."""
+    bad = (tuple(greedy[0][:2]), tuple(greedy[0][2:5]), (greedy[0][5],))
+    [request] = llm.generate([PROMPTS[0]], params(bad_sequences=bad))
+    ours = request.outputs[0].token_ids
+    for position, token_id in enumerate(ours):
+        logits = logits_after(model, PROMPTS[0] + ours[:position])
+        for *before, last in bad:
+            if position >= len(before) and ours[position - len(before) : position] == before:
+                logits[last] = -math.inf
+        assert int(logits.argmax()) == token_id
+    assert ours[0] == greedy[0][0]
+    assert ours[1] != greedy[0][1]
 
 
 @pytest.mark.parametrize(

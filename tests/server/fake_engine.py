@@ -21,10 +21,10 @@ BOS, EOS, VOCAB_SIZE = 256, 257, 258
 class ByteTokenizer:
     def __init__(self, bos_token_id: int | None = BOS) -> None:
         self.bos_token_id = bos_token_id
-        self.special_texts: set[str] = set()
+        self.special_texts: dict[str, int] = {}
 
-    def is_special_text(self, text: str) -> bool:
-        return text in self.special_texts
+    def special_id(self, text: str) -> int | None:
+        return self.special_texts.get(text)
 
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else b"<end>"
@@ -100,7 +100,8 @@ class FakeEngine:
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
         if wanted > limit:
-            raise ContextLengthExceeded(f"the context has {limit} tokens; the request needs {wanted}")
+            param = "prompt" if len(prompt_token_ids) >= limit else "max_tokens"
+            raise ContextLengthExceeded(f"the context has {limit} tokens; the request needs {wanted}", param=param)
         if not all(0 <= token_id < VOCAB_SIZE for token_id in prompt_token_ids):
             raise InvalidRequest(f"token ids are between 0 and {VOCAB_SIZE - 1}", param="prompt")
         params.check_token_ids(VOCAB_SIZE)

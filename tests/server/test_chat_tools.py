@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from configs.sampling import ThinkingBudget
 from configs.settings import ServerConfig
 from server.app import create_app
 from tests.server.fake_engine import FakeEngine
@@ -61,6 +62,7 @@ async def test_a_streamed_tool_call_names_itself_once(client: httpx.AsyncClient,
         assert len(others) > 5
     assert "".join(chunk["delta"].get("content", "") for chunk in chunks).strip() == "Let me see."
     assert chunks[-1]["finish_reason"] == "tool_calls"
+    assert all(chunk["delta"] for chunk in chunks[:-1]), "a chunk that says nothing"
     assert all(chunk["finish_reason"] is None for chunk in chunks[:-1])
 
 
@@ -165,11 +167,11 @@ async def test_reasoning_comes_before_a_structured_answer(client: httpx.AsyncCli
 
 
 async def test_markers_that_are_special_tokens_stay_in_the_text(client: httpx.AsyncClient, engine: FakeEngine) -> None:
-    engine.tokenizer.special_texts = {"<tool_call>"}
+    engine.tokenizer.special_texts = {"<tool_call>": 200}
     says(engine, CALL)
     await answer(client, tools=[WEATHER])
     await answer(client)
-    assert [request[2].skip_special_tokens for request in engine.requests] == [False, True]
+    assert [request[2].shown_token_ids for request in engine.requests] == [(200,), ()]
 
 
 async def test_the_tool_parser_can_be_named() -> None:
@@ -271,3 +273,23 @@ def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
         "logprobs": choice["logprobs"]["content"],
         "finish_reason": choice["finish_reason"],
     }
+
+
+@pytest.mark.parametrize(("prompt", "begin"), [("x<think>\n", ()), ("x", tuple(b"<think>"))])
+async def test_a_thinking_budget_knows_the_markers(
+    client: httpx.AsyncClient, engine: FakeEngine, prompt: str, begin: tuple[int, ...]
+) -> None:
+    says(engine, "hm</think>yes", THINKING)
+    await answer(client, messages=[{"role": "user", "content": prompt}], thinking_token_budget=5)
+    assert engine.requests[0][2].thinking == ThinkingBudget(5, tuple(b"</think>"), begin)
+    says(engine, "yes")
+    await answer(client, thinking_token_budget=5)
+    await answer(client, thinking_token_budget=-1)
+    assert engine.requests[1][2].thinking is engine.requests[2][2].thinking is None
+
+
+async def test_errors_name_the_requests_fields(client: httpx.AsyncClient) -> None:
+    long = [{"role": "user", "content": "x" * 2000}]
+    assert (await refused(client, messages=long))["param"] == "messages"
+    assert (await refused(client, max_tokens=5000))["param"] == "max_tokens"
+    assert (await refused(client, max_completion_tokens=5000))["param"] == "max_completion_tokens"

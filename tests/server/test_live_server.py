@@ -177,6 +177,49 @@ def test_chat_with_the_openai_client(server: LiveServer) -> None:
     assert "4" in text
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "nonsense"},
+        {"$ref": "#"},
+        {"$ref": "#/nowhere"},
+        {"type": "string", "pattern": "(("},
+        {"properties": {f"p{number}": {"description": "x" * 100} for number in range(10_000)}},
+    ],
+    ids=["type", "circle", "reference", "pattern", "size"],
+)
+def test_a_schema_that_cannot_be_used_ends_its_request_alone(server: LiveServer, schema: dict[str, Any]) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "wanted", "schema": schema}}
+    with server.opened_stream(max_tokens=20) as stream:
+        for streamed in (False, True):
+            body = {"prompt": "x", "response_format": wanted, "stream": streamed}
+            response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
+        assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
+
+
+def test_an_answer_follows_its_schema(server: LiveServer) -> None:
+    """Also one that refers to itself, and one with a format that nobody knows."""
+    person = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "format": "unheard-of"}, "age": {"type": "integer", "minimum": 1}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    nested = {"anyOf": [{"type": "array", "items": {"$ref": "#"}, "maxItems": 2}, {"enum": ["leaf"]}]}
+    for schema in (person, nested):
+        wanted = {"type": "json_schema", "json_schema": {"name": "wanted", "schema": schema}}
+        choice = server.post(prompt="A person as JSON:", response_format=wanted, max_tokens=60)["choices"][0]
+        assert choice["finish_reason"] == "stop"
+        answer = json.loads(choice["text"])
+        if schema is person:
+            assert answer.keys() == {"name", "age"}
+            assert isinstance(answer["name"], str)
+            assert answer["age"] >= 1
+        else:
+            assert answer == "leaf" or isinstance(answer, list)
+
+
 def test_seeded_choices_can_be_reproduced(server: LiveServer) -> None:
     fields: dict[str, Any] = {"prompt": PROMPT, "temperature": 1.0, "seed": 7, "n": 3, "max_tokens": 8}
     first, second = ([choice["text"] for choice in server.post(**fields)["choices"]] for _ in range(2))

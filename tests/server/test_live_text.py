@@ -5,6 +5,7 @@ The oracle is the `tokenizers` library on the ids that the server reports, and t
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from typing import Any
@@ -199,6 +200,20 @@ def test_a_stop_string_counts_from_min_tokens_on(server: LiveServer) -> None:
     assert cut["usage"]["completion_tokens"] >= 10
 
 
+def test_a_bad_word_appears_neither_with_a_space_nor_without(server: LiveServer, smollm2_path: Any) -> None:
+    """A word of one token behind a space, and of several without."""
+    tokenizer = load_tokenizer(open_checkpoint(smollm2_path))
+    text = server.post(prompt=REPEATED["words"])["choices"][0]["text"]
+    num_tokens = {word: [len(tokenizer.encode(before + word, False)) for before in (" ", "")] for word in text.split()}
+    word = next(word for word, (behind_space, alone) in num_tokens.items() if behind_space == 1 < alone)
+    for prompt in (REPEATED["words"], f"{word} {word} {word}\n{word} {word} {word}\n"):
+        assert word in server.post(prompt=prompt)["choices"][0]["text"]
+        for given in (word, f" {word}"):
+            choice = server.post(prompt=prompt, bad_words=[given], max_tokens=16)["choices"][0]
+            assert word not in re.findall(r"\w+", choice["text"])
+            assert choice["finish_reason"] == "length"
+
+
 def test_a_message_is_the_same_as_a_string_and_as_a_part(server: LiveServer) -> None:
     answers = [chat(server, **continued("The answer is", as_parts=as_parts)) for as_parts in (False, True)]
     assert answers[0]["choices"] == answers[1]["choices"]
@@ -206,10 +221,10 @@ def test_a_message_is_the_same_as_a_string_and_as_a_part(server: LiveServer) -> 
 
 
 def test_ignored_ends_give_exactly_the_tokens_that_were_asked_for(server: LiveServer) -> None:
-    messages = [{"role": "user", "content": "Say yes."}]  # its greedy answer is a short one
-    free = chat(server, messages=messages, max_tokens=64)
+    messages = [{"role": "user", "content": "What is the capital of France?"}]  # its greedy answer is a short one
+    free = chat(server, messages=messages, max_tokens=40)
     assert free["choices"][0]["finish_reason"] == "stop"
-    for num_tokens in (1, 3, 64):
+    for num_tokens in (1, 3, 40):
         answer = chat(server, messages=messages, max_tokens=num_tokens, ignore_eos=True)
         assert answer["usage"]["completion_tokens"] == num_tokens
         assert answer["choices"][0]["finish_reason"] == "length"

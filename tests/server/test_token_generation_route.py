@@ -103,7 +103,7 @@ async def test_what_the_engine_gets(client: httpx.AsyncClient, engine: FakeEngin
         ({"token_ids": A, "sampling_params": {"nonsense": 1}}, "sampling_params"),
         ({"token_ids": A, "sampling_params": {"temperature": -1}}, "temperature"),
         ({"token_ids": A, "sampling_params": {"stop": "a", "detokenize": False}}, "sampling_params"),
-        ({"token_ids": A, "sampling_params": {"stop_token_ids": [999]}}, "sampling_params"),
+        ({"token_ids": A, "sampling_params": {"stop_token_ids": [999]}}, "stop_token_ids"),
         ({"token_ids": A, "sampling_params": {}, "features": {}}, "features"),
         ({"token_ids": A, "sampling_params": {}, "stream_options": {}}, "stream_options"),
         ({"token_ids": A, "sampling_params": {}, "output_mode": "audio"}, "output_mode"),

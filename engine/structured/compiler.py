@@ -1,0 +1,121 @@
+"""`Compiler`: a `StructuredOutput` to a `Language`, by xgrammar."""
+
+import json
+import re
+from collections.abc import Collection
+from functools import lru_cache
+from typing import Any
+
+from configs.sampling import StructuredOutput
+from engine.text.tokenizer import Tokenizer
+
+from .json_schema import enforceable, parsed_json
+from .language import Language, bits_of
+from .patterns import checked_pattern, in_ascii
+from .structural_tag import TagReader
+
+MAX_SOURCE = 256 * 1024
+"""Bytes of a source."""
+MAX_SPACES = 20
+"""Consecutive white space in JSON: enough for an indented document, and a model cannot fill its answer with it."""
+
+_NOISE = re.compile(r"\[[\d:]+\] \S+:\d+: |Check failed: \(.*?\) is false: |Invalid structural tag error: ")
+_LENGTH_LIMIT = re.compile('"(min|max)Length"')
+_CONTROL = re.compile(rb"[\x00-\x09\x0b\x0c\x0e-\x1f]")
+"""What JSON does not allow in strings, but xgrammar does where their length is limited."""
+
+
+class Compiler:
+    """Imports xgrammar, which takes seconds. All methods may be called from any thread.
+
+    Special tokens are no text: only a structural tag that spells or names one can have it in its outputs.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]) -> None:
+        """Raises ImportError without xgrammar. `vocab_size` is the model's."""
+        import xgrammar
+
+        self._xgrammar = xgrammar
+        self._vocab_size = vocab_size
+        self._special = {
+            token_id: tokenizer.token_bytes(token_id)
+            for token_id in {*tokenizer.special_ids, *eos_token_ids}
+            if token_id < vocab_size
+        }
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._tokens = [
+            b"" if token_id in self._special else tokenizer.token_bytes(token_id) for token_id in range(vocab_size)
+        ]
+        self._control_ids = {token_id for token_id, raw in enumerate(self._tokens) if _CONTROL.search(raw)}
+        self._vocabulary = lru_cache(4)(self._make_vocabulary)
+        self._pattern_for = lru_cache(256)(self._make_pattern)
+
+    def compile(self, structured: StructuredOutput) -> Language:
+        """Raises ValueError with the reason for what cannot be compiled."""
+        source = structured.source
+        if len(source) > MAX_SOURCE or len(source.encode(errors="replace")) > MAX_SOURCE:
+            raise ValueError(f"it is longer than {MAX_SOURCE} bytes")
+        try:
+            kind, source, shown = self._prepared(structured)
+            compiler = self._xgrammar.GrammarCompiler(self._vocabulary(shown), max_threads=1, cache_enabled=False)
+            options = {"max_whitespace_cnt": MAX_SPACES} if kind == "json_schema" else {}
+            compiled = getattr(compiler, f"compile_{kind}")(source, **options)
+            hidden = self._special.keys() - shown
+            if structured.kind in ("json_schema", "structural_tag") and _LENGTH_LIMIT.search(source):
+                hidden |= self._control_ids
+            language = Language(compiled, bits_of(hidden, self._vocab_size), compiled.memory_size_bytes)
+            language.check_not_empty()
+        except (RuntimeError, UnicodeError) as error:  # xgrammar's errors are RuntimeErrors
+            raise ValueError(_reason(error)) from error
+        return language
+
+    def _prepared(self, structured: StructuredOutput) -> tuple[str, str, frozenset[int]]:
+        """The kind and the source for xgrammar, and the special tokens that may be in outputs."""
+        kind, source = structured.kind, structured.source
+        if kind == "grammar":
+            return kind, source, frozenset()
+        if kind == "regex":
+            return kind, checked_pattern(source), frozenset()
+        if kind == "choice":
+            return "structural_tag", json.dumps(_one_of(parsed_json(source))), frozenset()
+        if kind == "structural_tag":
+            reader = TagReader(self._pattern_for, MAX_SPACES)
+            tag = reader.read(parsed_json(source))
+            return kind, json.dumps(tag), self._shown(json.dumps(tag, ensure_ascii=False), reader.named_ids)
+        schema = {"type": "object"} if kind == "json_object" else parsed_json(source)
+        return "json_schema", json.dumps(enforceable(schema, self._pattern_for)), frozenset()
+
+    def _shown(self, text: str, named: set[int]) -> frozenset[int]:
+        """The special tokens that a structural tag spells or names; one that ends requests stays what it is."""
+        spelled = {token_id for token_id, raw in self._special.items() if raw and raw.decode(errors="replace") in text}
+        return frozenset(spelled | (named & self._special.keys())) - self._eos_token_ids
+
+    def _make_pattern(self, pattern: str) -> str:
+        """For strings in JSON. xgrammar keeps to characters that need no escape there where it builds an automaton."""
+        pattern = in_ascii(checked_pattern(pattern))
+        grammar = self._xgrammar.Grammar.from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+        if "json_string=true" not in str(grammar):
+            raise ValueError(f"pattern {pattern[:60]!r} is not supported")
+        return pattern
+
+    def _make_vocabulary(self, shown: frozenset[int]) -> Any:
+        tokens = list(self._tokens)
+        for token_id in shown:
+            tokens[token_id] = self._special[token_id]
+        # Ids that end a request are the row's own affair, see `Matcher`.
+        return self._xgrammar.TokenizerInfo(tokens, vocab_size=self._vocab_size, stop_token_ids=[])
+
+
+def _one_of(texts: Any) -> dict[str, Any]:
+    if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        raise ValueError("choice must be a list of texts that is not empty")
+    elements = [{"type": "const_string", "value": text} for text in texts]
+    return {"type": "structural_tag", "format": {"type": "or", "elements": elements}}
+
+
+def _reason(error: Exception) -> str:
+    """xgrammar's message without the places in its source; the input, which some repeat, is cut."""
+    text = re.sub(
+        r"\[[\d:]+\] \S+:\d+: |Check failed: \(.*?\) is false: |Invalid structural tag error: ", "", str(error)
+    )
+    return " ".join(text.split())[:300]
