@@ -1,6 +1,6 @@
 # make serve    set up, then serve the bundled checkpoint (or MODEL=path) on 127.0.0.1:8000
 # make setup    .venv with pinned dependencies, the bundled checkpoint, compiled kernels
-# make test     everything that CI checks;  make test-slow  what takes minutes
+# make test     everything that CI checks;  make test-slow  what takes minutes;  make test-clients  other people's clients
 PYTHON ?= python3
 MODEL ?= smollm2
 ARGS ?=
@@ -9,7 +9,7 @@ BIN := .venv/bin
 CHECKPOINT := models/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve setup test test-slow test-sanitizers lint format clean
+.PHONY: serve setup test test-slow test-clients test-sanitizers lint format clean
 
 serve: setup
 	@exec $(BIN)/octavo serve $(MODEL) $(ARGS)
@@ -55,6 +55,17 @@ test: lint $(CHECKPOINT)
 test-slow: .venv/installed-dev $(CHECKPOINT)
 	$(BIN)/python -m pytest -m slow
 
+# clients that people use, in an environment of their own (2.6 GB); VLLM_PYTHON=path/to/python adds vLLM's benchmark
+test-clients: .venv-clients/installed $(CHECKPOINT)
+	.venv-clients/bin/python -m pytest -c tests/clients/pytest.ini tests/clients
+
+.venv-clients/installed: tests/clients/requirements.txt | .venv/installed
+	@echo "octavo: installing clients into .venv-clients (once, some minutes)"
+	@test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
+	@.venv-clients/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	@.venv-clients/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
 # the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer
 test-sanitizers: .venv/installed-dev
 	XDG_CACHE_HOME=build/sanitizers CXX=tests/engine/sanitizing-g++ ASAN_OPTIONS=detect_leaks=0 \
@@ -67,4 +78,4 @@ format: .venv/installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf .venv .venv-clients build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

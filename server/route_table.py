@@ -37,7 +37,7 @@ from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
 from server.protocol.responses import DeletedResponse, ResponsesRequest
 from server.protocol.responses import Response as ResponseSnapshot
-from server.protocol.server_state import Health, Load, ServerInfo, Version
+from server.protocol.server_state import Health, Load, ServerInfo, TokenizerInfo, Version
 from server.protocol.token_generation import (
     TextChunk,
     TextGeneration,
@@ -63,7 +63,7 @@ from server.routes.ollama_models import ShowRoute, api_version, list_running, li
 from server.routes.openapi import DocumentRoute
 from server.routes.pooling import embeddings, pooling, rerank, score
 from server.routes.responses import ResponsesRoutes
-from server.routes.server_state import health, load, server_info, show_version
+from server.routes.server_state import health, load, server_info, show_version, tokenizer_info
 from server.routes.token_generation import TokenGenerationRoute
 from server.routes.tokenization import apply_template, detokenize, tokenize
 from server.routes.whole import whole
@@ -238,5 +238,6 @@ def _about_the_server() -> list[Operation]:
         Operation("GET", "/version", show_version, "Octavo's version", (Version,)),
         Operation("GET", "/load", load, "How many requests are being answered", (Load,)),
         Operation("GET", "/server_info", server_info, "What is served, and on what", (ServerInfo,)),
+        Operation("GET", "/tokenizer_info", tokenizer_info, "Special tokens and chat template", (TokenizerInfo,)),
         Operation("GET", "/openapi.json", DocumentRoute(), "This document", (dict,)),
     ]

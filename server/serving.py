@@ -19,6 +19,7 @@ from server.version import version
 
 class TokenizerFace(Protocol):
     bos_token_id: int | None
+    special_tokens: dict[str, str]
 
     def token_bytes(self, token_id: int) -> bytes: ...
 

@@ -16,6 +16,19 @@ class Load(msgspec.Struct, frozen=True):
     """Requests with a body that are being answered now."""
 
 
+class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """What evaluation harnesses ask for, so that they need no tokenizer of their own."""
+
+    tokenizer_class: str = "octavo"
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    chat_template: str | None = None
+
+
 class ServerInfo(msgspec.Struct, frozen=True, kw_only=True):
     """No paths and no settings: they may tell secrets."""
 

@@ -1,10 +1,10 @@
-"""GET /health, /ping, /version, /load and /server_info."""
+"""GET /health, /ping, /version, /load, /server_info and /tokenizer_info."""
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.protocol.server_state import Health, Load, ServerInfo, Version
+from server.protocol.server_state import Health, Load, ServerInfo, TokenizerInfo, Version
 from server.serving import serving_of
 from server.version import version
 
@@ -28,6 +28,22 @@ async def server_info(request: Request) -> Response:
     info = serving.engine.info
     known = {name: getattr(info, name) for name in ServerInfo.__struct_fields__ if hasattr(info, name)}
     return _json(ServerInfo(version=version(), model=serving.model.id, **known))
+
+
+async def tokenizer_info(request: Request) -> Response:
+    engine = serving_of(request).engine
+    tokens = engine.tokenizer.special_tokens
+    return _json(
+        TokenizerInfo(
+            vocab_size=engine.info.vocab_size,
+            model_max_length=engine.info.max_model_len,
+            chat_template=engine.chat_template,
+            bos_token=tokens.get("bos_token"),
+            eos_token=tokens.get("eos_token"),
+            pad_token=tokens.get("pad_token"),
+            unk_token=tokens.get("unk_token"),
+        )
+    )
 
 
 def _json(content: object) -> Response:

@@ -22,6 +22,7 @@ class ByteTokenizer:
     def __init__(self, bos_token_id: int | None = BOS) -> None:
         self.bos_token_id = bos_token_id
         self.special_texts: dict[str, int] = {}
+        self.special_tokens = {"bos_token": "<begin>", "eos_token": "<end>"}
 
     def special_id(self, text: str) -> int | None:
         return self.special_texts.get(text)

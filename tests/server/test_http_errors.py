@@ -153,3 +153,10 @@ def test_twenty_megabytes_do_not_stall_other_requests(prompt: bytes) -> None:
     with contextlib.suppress(InvalidRequest):
         parser.decode(data)
     assert time.thread_time() - before < 0.5  # 0.15 s on an idle machine
+
+
+async def test_what_the_tokenizer_is(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.chat_template = "{{ messages }}"
+    info = (await client.get("/tokenizer_info")).json()
+    assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<begin>", "<end>", None)
+    assert (info["chat_template"], info["model_max_length"]) == ("{{ messages }}", 1000)
