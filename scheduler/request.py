@@ -82,7 +82,7 @@ class Request:
         self.num_preemptions = 0
 
         self.status = RequestStatus.WAITING
-        self.finish_reason: str | None = None  # stop, length, abort or error
+        self.finish_reason: str | None = None  # stop, complete, length, repetition, abort or error
         self.stop_reason: int | None = None  # the request's own stop id that matched; None for end-of-sequence
         self.error: str | None = None  # why, when finish_reason is error
         self.first_scheduled_time: float | None = None  # seconds, on the clock of `arrival_time`

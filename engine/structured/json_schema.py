@@ -5,7 +5,7 @@ here; what no document can violate (`title`, `default`, unknown keywords, …) g
 much that is sent has it and most documents obey:
 
  - `format` other than date, time, date-time, duration, email, hostname, ipv4, ipv6, uri, uri-reference, uri-template,
-   uuid, json-pointer and relative-json-pointer
+   uuid, json-pointer and relative-json-pointer; of these the form (a date may be the 30th of February)
  - `oneOf` counts as `anyOf` where two cases cannot be told apart
  - where additional properties are allowed, one of them may repeat a name that came before
  - `pattern` holds for the whole text
@@ -148,7 +148,8 @@ def _check_typed(schema: dict[str, Any]) -> None:
             raise ValueError(f"{keyword} needs a type beside it")
     types = _types(schema) if "type" in schema else ["object", "array"]
     for kind in types:
-        _CHECKS.get(kind, lambda _: None)(schema)
+        if check := _CHECKS.get(kind):
+            check(schema)
 
 
 def _check_string(schema: dict[str, Any]) -> None:

@@ -79,15 +79,18 @@ class Matcher:
 
 def forbid(logits: Tensor, matchers: list[tuple[int, Matcher]]) -> None:
     """-inf for the tokens that may not come next. logits: float32 [rows, vocab]; matchers: (row, its own)"""
-    from xgrammar import apply_token_bitmask_inplace
+    vocab_size = logits.shape[1]
+    if logits.device.type == "cpu":
+        table = logits.numpy()
+        for row, matcher in matchers:
+            flags = np.unpackbits((~matcher.allowed).view(np.uint8), count=vocab_size, bitorder="little")
+            np.copyto(table[row], -np.inf, where=flags.view(bool))
+        return
+    rows = torch.tensor([row for row, _ in matchers], device=logits.device)
+    words = torch.from_numpy(np.stack([matcher.allowed for _, matcher in matchers])).to(logits.device)
+    logits[rows] = logits[rows].masked_fill(~unpacked(words)[:, :vocab_size], -torch.inf)
 
-    allowed = np.zeros((len(logits), len(matchers[0][1].allowed)), np.int32)
-    for row, matcher in matchers:
-        allowed[row] = matcher.allowed
-    apply_token_bitmask_inplace(
-        logits,
-        torch.from_numpy(allowed).to(logits.device),
-        vocab_size=logits.shape[1],
-        indices=[row for row, _ in matchers],
-        backend="cpu" if logits.device.type == "cpu" else "torch_native",  # its CUDA kernels need Triton
-    )
+
+def unpacked(words: Tensor) -> Tensor:
+    """Bits as bools: int32 [rows, words] -> [rows, 32 * words]"""
+    return (words[:, :, None] >> torch.arange(32, device=words.device) & 1).bool().flatten(1)

@@ -5,6 +5,7 @@ want ──> cache ────────────────────�
              worker thread compiles     │
 """
 
+import atexit
 import logging
 import os
 import sys
@@ -59,7 +60,7 @@ class Languages:
         self._load = load
         self._load_lock = threading.Lock()
         self._compiler: Compiler | None = None
-        self._todo: SimpleQueue[_Job] = SimpleQueue()
+        self._todo: SimpleQueue[_Job | None] = SimpleQueue()  # None: the worker may go
         self._done: SimpleQueue[tuple[_Job, Outcome]] = SimpleQueue()
         self._jobs: dict[StructuredOutput, _Job] = {}  # queued or running
         self._cache: OrderedDict[StructuredOutput, Outcome] = OrderedDict()  # least recently used first
@@ -165,13 +166,22 @@ class Languages:
         stuck = sum(job.is_late for job in self._jobs.values())
         if not self._num_workers and stuck < _MAX_STUCK:
             self._num_workers += 1
-            threading.Thread(target=self._work, name="octavo-languages", daemon=True).start()
+            worker = threading.Thread(target=self._work, name="octavo-languages", daemon=True)
+            worker.start()
+            # An interpreter that ends while a thread is inside of xgrammar would be aborted by the C++ runtime.
+            atexit.register(self._dismiss, worker)
+
+    def _dismiss(self, worker: threading.Thread) -> None:
+        self._todo.put(None)
+        worker.join(MAX_COMPILE_TIME)
 
     def _work(self) -> None:
         if sys.platform == "linux":  # where niceness is a thread's own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         while True:
             job = self._todo.get()
+            if job is None:
+                return
             if job.is_cancelled:
                 continue
             self._done.put((job, self._compile(job)))

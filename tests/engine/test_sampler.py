@@ -51,7 +51,12 @@ def model_weights(logits, p: SamplingParams, prompt=(), output=(), stop_token_id
     x = np.array(logits, np.float64)
     for token, bias in (p.logit_bias or {}).items():
         x[token] += bias
+    if p.allowed_token_ids:
+        x[[token for token in range(len(x)) if token not in p.allowed_token_ids]] = -np.inf
     x[list(p.bad_token_ids)] = -np.inf
+    for *before, last in p.bad_sequences:
+        if list(output)[len(output) - len(before) :] == before:
+            x[last] = -np.inf
     if len(output) < p.min_tokens:
         x[list(stop_token_ids)] = -np.inf
     for token in {*prompt, *output}:
@@ -86,6 +91,8 @@ def random_params(rng) -> SamplingParams:
         repetition_penalty=pick(1.0, 1.0, 1.2, 0.8),
         logit_bias=pick(None, None, {3: 100.0, 5: -100.0}, {7: 2.5}),
         bad_token_ids=pick((), (1, 2, 3)),
+        allowed_token_ids=pick((), (), tuple(range(0, VOCAB, 3))),
+        bad_sequences=pick((), ((40,), (5, 9, 12), (9, 300), (9, 301))),
         min_tokens=pick(0, 12),
         max_tokens=None,
     )
@@ -283,3 +290,48 @@ def test_rows_without_numbers_fail_alone(temperature):
 def test_a_row_that_may_choose_nothing_fails():
     logits = np.zeros((1, VOCAB), np.float32)
     assert run(logits, [SamplingParams(bad_token_ids=tuple(range(VOCAB)))]).failed.tolist() == [True]
+
+
+def test_allowed_ids_are_the_only_ones_and_stop_ids_are_no_exception():
+    logits = np.random.default_rng(11).standard_normal((400, VOCAB)).astype(np.float32)
+    drawn = run(logits, [SamplingParams(allowed_token_ids=(7, 500, 7))] * 400, stop_token_ids={9}).token_ids
+    assert set(drawn.tolist()) == {7, 500}
+    params = SamplingParams(allowed_token_ids=(9,), min_tokens=2)
+    assert run(logits[:1], [params], stop_token_ids={9}).failed.tolist() == [True]
+    assert not run(logits[:1], [params], stop_token_ids={9}, outputs=[[1, 1]]).failed.any()
+
+
+def test_a_bad_sequence_bans_its_last_id_behind_the_others():
+    logits = np.zeros((6, VOCAB), np.float32)
+    logits[:, 5], logits[:, 6] = 3.0, 2.0
+    params = SamplingParams(temperature=0, bad_sequences=((1, 2, 5), (2, 6), (3, 5)))
+    outputs = [[], [1, 2], [2, 1], [0, 2], [2, 0, 1, 2], [3]]
+    result = run(logits, [params] * 6, outputs=outputs, prompts=[[1, 2]] * 6)
+    assert result.token_ids.tolist() == [5, 0, 5, 5, 0, 6]
+    grown = make_rows([params])
+    tokens = []
+    for token in (1, 2):
+        tokens.append(sample(torch.tensor(logits[:1]), grown, np.arange(1), chosen_ops).token_ids[0])
+        grown.append(np.array([0]), np.array([token]))
+    tokens.append(sample(torch.tensor(logits[:1]), grown, np.arange(1), chosen_ops).token_ids[0])
+    assert tokens == [5, 5, 0]
+
+
+def test_wanted_logprobs_come_behind_the_likeliest():
+    logits = np.random.default_rng(12).standard_normal((4, VOCAB)).astype(np.float32)
+    params = [
+        SamplingParams(temperature=0, logprobs=2, logprob_token_ids=(3, 699, 3)),
+        SamplingParams(temperature=0, logprob_token_ids=(3,)),
+        SamplingParams(temperature=0, logprobs=1),
+        SamplingParams(temperature=0, logprobs=0, logprob_token_ids=(8,)),
+    ]
+    result = run(logits, params)
+    reference = logits - np.log(np.exp(logits.astype(np.float64)).sum(1, keepdims=True))
+    best = np.argsort(-logits, 1)[:, :2].tolist()
+    expected = [[*best[0], 3, 699, 3], None, best[2][:1], [8]]
+    for row, ids in enumerate(expected):
+        entry = result.logprobs[row]
+        assert (ids is None) == (entry is None)
+        if ids is not None:
+            assert [token for token, _ in entry.top] == ids
+            assert [value for _, value in entry.top] == pytest.approx(reference[row, ids].tolist(), abs=1e-5)

@@ -203,6 +203,18 @@ def test_a_failed_request_ends_with_its_reason_and_leaves_nothing_in_the_cache()
     assert again.num_cached_tokens == 0
 
 
+def test_a_complete_output_ends_with_its_token_whatever_the_length() -> None:
+    simulation = Simulation(num_blocks=20, block_size=4)
+    requests = [simulation.add(name, range(1, 9), max_tokens=1 if name == "a" else 5) for name in "abc"]
+    scheduler = simulation.scheduler
+    output = scheduler.schedule(0.0)
+    updates = scheduler.update_from_output(output, dict.fromkeys("abc", 7), {}, {"a", "b"})
+    assert [(request.request_id, new) for request, new in updates] == [("a", [7]), ("b", [7]), ("c", [7])]
+    assert [request.finish_reason for request in requests] == ["complete", "complete", None]
+    scheduler.check_integrity()
+    assert list(scheduler.requests) == ["c"]
+
+
 def test_requests_that_can_never_run_are_refused() -> None:
     simulation = Simulation(num_blocks=100, max_model_len=50)
     with pytest.raises(InvalidRequest, match="empty") as empty:
