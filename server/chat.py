@@ -81,24 +81,14 @@ class Answers:
 
 async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Generation, Answers]:
     """Raises `InvalidRequest` for what the template, the grammar or the context refuse."""
-    engine = serving.engine
-    style, tools = _style_of(serving, chat), _offered_tools(chat)
-    rendered = await render(serving, chat)
-    reading = _Reading.of(chat, tools, style, rendered.text)
-    sampling = {**reading.sampling(serving), "thinking": await reading.thinking(serving)}
     names = {"structured": "tools", **chat.field_names}
     with naming(names):
-        params = sampling_params(sampling, engine.default_sampling)
-        serving.check_number_of_choices(1, params.n)
-        room = engine.info.max_model_len - (params.max_tokens or 1)
-        token_ids = _behind(chat.prompt_prefix, rendered, engine)
-        token_ids = truncated(token_ids, chat.truncate_prompt_tokens, room, chat.truncation_side)
-        if chat.fit_max_tokens:
-            params = fitted(params, engine.info.max_model_len - len(token_ids))
-        engine.validate(token_ids, params)
+        rendered = await render(serving, chat)
+        reading = _Reading.of(chat, _offered_tools(chat), _style_of(serving, chat), rendered.text)
+        prompt = await _prompt(serving, chat, reading, rendered)
     generation = Generation(
         serving,
-        [Prompt(token_ids, params)],
+        [prompt],
         id_prefix=id_prefix,
         priority=chat.priority,
         cache_salt=chat.cache_salt,
@@ -107,6 +97,21 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
         beam_length_penalty=chat.beam_length_penalty,
     )
     return generation, Answers(reading.new_parser)
+
+
+async def _prompt(serving: Serving, chat: Chat, reading: "_Reading", rendered: RenderedChat) -> Prompt:
+    engine = serving.engine
+    limit = engine.info.max_model_len
+    sampling = {**reading.sampling(serving), "thinking": await reading.thinking(serving)}
+    params = sampling_params(sampling, engine.default_sampling)
+    serving.check_number_of_choices(1, params.n)
+    token_ids = _behind(chat.prompt_prefix, rendered, engine)
+    room = limit - (params.max_tokens or 1)
+    token_ids = truncated(token_ids, chat.truncate_prompt_tokens, room, chat.truncation_side)
+    if chat.fit_max_tokens:
+        params = fitted(params, limit - len(token_ids))
+    engine.validate(token_ids, params)
+    return Prompt(token_ids, params)
 
 
 async def render(serving: Serving, chat: Chat) -> RenderedChat:

@@ -115,7 +115,4 @@ def _one_of(texts: Any) -> dict[str, Any]:
 
 def _reason(error: Exception) -> str:
     """xgrammar's message without the places in its source; the input, which some repeat, is cut."""
-    text = re.sub(
-        r"\[[\d:]+\] \S+:\d+: |Check failed: \(.*?\) is false: |Invalid structural tag error: ", "", str(error)
-    )
-    return " ".join(text.split())[:300]
+    return " ".join(_NOISE.sub("", str(error)).split())[:300]

@@ -25,7 +25,7 @@ _ONE_ANSWER = {
 }
 """Fields of other routes that have no place here, with the value that passes."""
 _FIELDS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
-"""By the names that errors of a chat give them."""
+"""By the names that errors of a chat and of the engine give them."""
 
 
 def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig) -> Chat:
@@ -50,7 +50,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig)
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         template_kwargs=_template_kwargs(body),
-        field_names={"prompt": "input", "max_tokens": "max_output_tokens", **({"structured": field} if field else {})},
+        field_names={**_FIELDS, **({"structured": field} if field else {})},
         priority=body.priority,
         cache_salt=body.cache_salt,
     )
@@ -59,11 +59,6 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig)
 def function_tools(body: ResponsesRequest) -> list[FunctionTool]:
     """Raises `InvalidRequest` for OpenAI's own tools."""
     return [checked(tool, FunctionTool, f"tools[{index}]", "tools") for index, tool in enumerate(body.tools or [])]
-
-
-def field_of(param: str | None) -> str | None:
-    """The request's field that an error of its chat is about."""
-    return _FIELDS.get(param or "", param)
 
 
 def first_snapshot(body: ResponsesRequest, generation: Generation) -> Response:

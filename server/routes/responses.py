@@ -11,7 +11,7 @@ from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
 from server.chat import start_chat
 from server.convert.response_items import read_items
-from server.convert.responses import chat_of, field_of, first_snapshot
+from server.convert.responses import chat_of, first_snapshot
 from server.disconnect import until_disconnect
 from server.generation import Generation
 from server.parsing import BodyParser, ignored_header, query_of
@@ -95,12 +95,7 @@ class ResponsesRoutes:
         previous = self._previous(body)
         items = read_items(body.input, self.store.item)
         context = [*(previous.conversation if previous else []), *items]
-        chat = chat_of(body, context, serving.config)
-        try:
-            generation, answers = await start_chat(serving, chat, "resp_")
-        except InvalidRequest as error:
-            error.param = field_of(error.param)
-            raise
+        generation, answers = await start_chat(serving, chat_of(body, context, serving.config), "resp_")
         builder = ResponseBuilder(generation, answers, first_snapshot(body, generation))
         return builder, generation, StoredResponse(builder, items, previous, context)
 
