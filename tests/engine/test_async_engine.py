@@ -152,7 +152,8 @@ async def test_a_core_that_is_faster_than_its_readers_does_not_starve_them(confi
         readers = [collect(engine, prompt, params, str(number)) for number in range(4)]
         for outputs in await asyncio.wait_for(asyncio.gather(*readers), 20):
             assert [token_id for output in outputs for token_id in output.token_ids] == prompt * 1000
-            assert max(len(output.token_ids) for output in outputs) <= 2 * _MESSAGES_AT_ONCE
+            # a turn of the loop takes messages once for the socket and once behind each request that was just sent
+            assert max(len(output.token_ids) for output in outputs) <= (2 + len(readers)) * _MESSAGES_AT_ONCE
     finally:
         await engine.shutdown()
 
