@@ -94,6 +94,10 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
     max_choices: Annotated[int, Meta(ge=1, description="Most choices of one request: its prompts times `n`.")] = 1024
     max_stop_strings: Annotated[int, Meta(ge=1, description="Most `stop` strings of one request.")] = 16
     max_stop_chars: Annotated[int, Meta(ge=1, description="Most characters of one `stop` string.")] = 1024
+    trust_request_chat_template: Annotated[
+        bool,
+        Meta(description="Take `chat_template` from requests: it is a program, which may use up time and memory."),
+    ] = False
     strict_fields: Annotated[
         bool, Meta(description="Refuse request fields that no route knows, instead of ignoring and reporting them.")
     ] = False

@@ -24,6 +24,9 @@ RESERVED_TEMPLATE_KWARGS = {
 
 def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
     """Raises `InvalidRequest` naming the field."""
+    if body.chat_template is not None and not config.trust_request_chat_template:
+        message = "chat_template in requests needs a server with --trust-request-chat-template"
+        raise InvalidRequest(message, param="chat_template")
     tools = [tool_of(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])]
     sampling = given_sampling(body, config)
     sampling["logprobs"] = _num_logprobs(body)

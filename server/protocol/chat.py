@@ -30,7 +30,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     continue_final_message: bool | None = None
     """Leave the last message open, so that the answer continues it."""
     chat_template: str | None = None
-    """Jinja source to be used instead of the model's."""
+    """Jinja source to be used instead of the model's, if the server trusts requests with that."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template."""
 

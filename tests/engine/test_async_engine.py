@@ -113,7 +113,7 @@ async def test_a_slow_reader_gets_merged_outputs_and_the_same_text(engine):
 
 async def test_choices_share_a_stream_and_equal_themselves_alone(engine):
     prompts = [[5, 6, 7], [70, 80, 90], list(range(40))]
-    params = [SamplingParams(temperature=0, max_tokens=num_tokens) for num_tokens in (3, 12, 7)]
+    params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (40, 60, 50)]
     alone = [await collect(engine, *choice) for choice in zip(prompts, params, strict=True)]
     texts, reasons, largest = ["", "", ""], [[], [], []], 0
     async for batch in engine.generate_many(list(zip(prompts, params, strict=True)), request_id="three"):
@@ -329,3 +329,16 @@ async def test_a_request_that_the_core_gives_up_raises(engine):
     processor = OutputProcessor(engine.tokenizer, [1], GREEDY)
     with pytest.raises(RequestFailed, match="not a number"):
         processor.process(TokenOutput(request_id="r", finish_reason="error", error="not a number"))
+
+
+async def test_a_chat_may_bring_its_template(engine):
+    template = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    chat = [{"role": "user", "content": "Hi"}]
+    for _ in range(2):
+        rendered = await engine.render_chat(chat, chat_template=template)
+        assert rendered.text == "[Hi]"
+        assert rendered.token_ids == await engine.encode("[Hi]", add_special_tokens=False)
+    with pytest.raises(InvalidRequest, match="line 1") as caught:
+        await engine.render_chat(chat, chat_template="{% for %}")
+    assert caught.value.param == "chat_template"
+    assert (await engine.render_chat(chat)).text.endswith("<|im_start|>assistant\n")

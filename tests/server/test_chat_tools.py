@@ -293,3 +293,14 @@ async def test_errors_name_the_requests_fields(client: httpx.AsyncClient) -> Non
     assert (await refused(client, messages=long))["param"] == "messages"
     assert (await refused(client, max_tokens=5000))["param"] == "max_tokens"
     assert (await refused(client, max_completion_tokens=5000))["param"] == "max_completion_tokens"
+
+
+async def test_a_template_of_the_requests_own_needs_trust(client: httpx.AsyncClient) -> None:
+    assert "--trust-request-chat-template" in (await refused(client, chat_template="{{ 1 }}"))["message"]
+    engine = FakeEngine()
+    app = create_app(engine, ServerConfig(trust_request_chat_template=True), "fake")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as trusting:
+        await answer(trusting, chat_template="{{ 1 }}", chat_template_kwargs={"a": 1})
+    assert engine.template_kwargs == {
+        "chat_template": "{{ 1 }}", "a": 1, "add_generation_prompt": True, "continue_final_message": False
+    }  # fmt: skip
