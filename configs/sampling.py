@@ -10,6 +10,8 @@ from configs.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 MAX_PATTERN_SIZE = 1024
+MAX_BAD_WORDS = 256
+MAX_WORD = 256
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,7 +139,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         for name in ("logprobs", "prompt_logprobs"):
             count = getattr(self, name)
             _check(name, count is None or 0 <= count <= MAX_LOGPROBS, count, f"between 0 and {MAX_LOGPROBS}")
-        _check("bad_words", all(self.bad_words), self.bad_words, "non-empty texts")
+        words = len(self.bad_words) <= MAX_BAD_WORDS and all(0 < len(word) <= MAX_WORD for word in self.bad_words)
+        _check("bad_words", words, len(self.bad_words), f"at most {MAX_BAD_WORDS} texts of 1 to {MAX_WORD} characters")
+        needed = self.logprobs is not None or not self.logprob_token_ids
+        _check("logprob_token_ids", needed, self.logprob_token_ids, "used with logprobs")
         _check("bad_sequences", all(self.bad_sequences), self.bad_sequences, "non-empty sequences")
         if self.thinking is not None:
             _check("thinking", self.thinking.max_tokens >= 0 and bool(self.thinking.end), self.thinking, "a budget")

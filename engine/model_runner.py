@@ -95,12 +95,13 @@ class ModelRunner:
         good = ~sampled.failed
         self._batch.append(inputs.sample_rows[good], sampled.token_ids[good])
         token_ids, logprobs, complete = {}, {}, set()
+        matchers = dict(self._batch.sampling.matchers_of(inputs.sample_rows.tolist()))
         for index, (request_id, token_id) in enumerate(zip(inputs.sample_ids, sampled.token_ids.tolist(), strict=True)):
             if sampled.failed[index]:
                 failed[request_id] = "the model's output is not a number, or no token is allowed"
                 prompts.pop(request_id, None)
                 continue
-            matcher = self._batch.sampling.matchers.get(int(inputs.sample_rows[index]))
+            matcher = matchers.get(index)
             if matcher is not None and matcher.is_too_slow:
                 failed[request_id] = "the output's language has too many ways to read it"
                 continue

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from configs.errors import InvalidRequest
 from configs.sampling import ThinkingBudget
 from engine.input_processor import RenderedChat
 from engine.outputs import CompletionOutput, RequestOutput
@@ -104,6 +105,8 @@ async def _prompt(serving: Serving, chat: Chat, reading: "_Reading", rendered: R
     limit = engine.info.max_model_len
     sampling = {**reading.sampling(serving), "thinking": await reading.thinking(serving)}
     params = sampling_params(sampling, engine.default_sampling)
+    if chat.beam_length_penalty is not None and (params.structured or params.thinking):
+        raise InvalidRequest("beam search knows no tool choice and no thinking budget", param="use_beam_search")
     serving.check_number_of_choices(1, params.n)
     token_ids = _behind(chat.prompt_prefix, rendered, engine)
     room = limit - (params.max_tokens or 1)

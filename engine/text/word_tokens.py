@@ -12,6 +12,7 @@ def word_tokens(tokenizer: Tokenizer, word: str) -> set[tuple[int, ...]]:
     """
     word = word.lstrip(" ") or word
     forms = {word.encode(errors="replace"), b" " + word.encode(errors="replace")}
+    longest = max(map(len, forms))
     found = set()
     for before in ("", " ", "\n", "\n "):
         token_ids = tokenizer.encode(before + word, add_special_tokens=False)
@@ -20,6 +21,8 @@ def word_tokens(tokenizer: Tokenizer, word: str) -> set[tuple[int, ...]]:
             raw = tokenizer.token_bytes(token_ids[start]) + raw
             if raw in forms:
                 found.add(tuple(token_ids[start:]))
+            if len(raw) > longest:
+                break
     if found:
         return found
     whole = tuple(tokenizer.encode(word, add_special_tokens=False))  # a normaliser has changed its characters

@@ -27,6 +27,8 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
     if body.chat_template is not None and not config.trust_request_chat_template:
         message = "chat_template in requests needs a server with --trust-request-chat-template"
         raise InvalidRequest(message, param="chat_template")
+    if body.echo and not body.continue_final_message:
+        raise InvalidRequest("echo of a chat needs continue_final_message", param="echo")
     tools = [tool_of(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])]
     sampling = given_sampling(body, config)
     sampling["logprobs"] = _num_logprobs(body)
@@ -39,7 +41,7 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
         template_kwargs=_template_kwargs(body),
         sampling=sampling,
         field_names={"prompt": "messages", **field_names(body)},
-        beam_length_penalty=beam_length_penalty(body),
+        beam_length_penalty=beam_length_penalty(body, body.stream),
         thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side or "left",

@@ -62,6 +62,8 @@ def texts_or_ids(given: str | list[str | int | list[int]], field: str) -> list[s
 async def _prompt(serving: Serving, body: CompletionRequest, prompt: str | list[int], params: SamplingParams) -> Prompt:
     engine = serving.engine
     limit = engine.info.max_model_len
+    if body.suffix and (body.echo or isinstance(prompt, list)):
+        raise InvalidRequest("suffix needs a prompt that is a text, and no echo", param="suffix")
     token_ids = prompt if isinstance(prompt, list) else await _encode(serving, body, prompt)
     room = limit - (params.max_tokens or 1)
     token_ids = truncated(token_ids, body.truncate_prompt_tokens, room, body.truncation_side or "left")
@@ -79,8 +81,6 @@ async def _encode(serving: Serving, body: CompletionRequest, text: str) -> list[
     """An empty text begins a new document where the tokenizer has a token for that."""
     engine = serving.engine
     if body.suffix:
-        if body.echo:
-            raise InvalidRequest("echo and suffix exclude each other", param="suffix")
         return await engine.encode_infill(text, body.suffix)
     token_ids = await engine.encode(text, add_special_tokens=body.add_special_tokens is not False)
     if not token_ids and engine.tokenizer.bos_token_id is not None:

@@ -16,11 +16,15 @@ SAME_NAME = {field.name for field in msgspec.structs.fields(SamplingParams)} & {
 """Fields that mean the same in a request and in `SamplingParams`."""
 
 MAX_BEAMS = MAX_LOGPROBS // 2
+MAX_LENGTH_PENALTY = 10
 NOT_IN_BEAM_SEARCH = SAME_NAME - {"n", "ignore_eos", "skip_special_tokens", "temperature", "seed"} | {
     *("stop", "best_of", "logprobs", "response_format", "structured_outputs"),
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 }
 """Sampling fields that the search would pass over. A temperature and a seed may be sent: clients do so by habit."""
+
+
+_DEFAULTS = SamplingParams()
 
 
 def given_sampling(body: GenerationRequest, config: ServerConfig) -> dict[str, Any]:
@@ -46,20 +50,27 @@ def sampling_params(given: dict[str, Any], defaults: dict[str, Any]) -> Sampling
     return SamplingParams(**{**defaults, **given})
 
 
-def beam_length_penalty(body: GenerationRequest) -> float | None:
+def beam_length_penalty(body: SamplingFields, stream: bool | None) -> float | None:
     """None without beam search. Raises `InvalidRequest` for fields that would mean nothing in it."""
     if not body.use_beam_search:
         if body.length_penalty not in (None, 1):
             raise InvalidRequest("length_penalty needs use_beam_search", param="length_penalty")
         return None
-    if body.stream:
+    if stream:
         raise InvalidRequest("beam search cannot be streamed: the best are known at the end", param="stream")
     if (body.n or 1) > MAX_BEAMS:
         raise InvalidRequest(f"beam search has at most {MAX_BEAMS} beams; got n = {body.n}", param="n")
-    for field in msgspec.structs.fields(type(body)):
-        if getattr(body, field.name) and field.name in NOT_IN_BEAM_SEARCH:
-            raise InvalidRequest(f"{field.name} has no meaning in beam search", param=field.name)
-    return 1.0 if body.length_penalty is None else body.length_penalty
+    if body.max_tokens == 0:
+        raise InvalidRequest("beam search needs max_tokens of at least 1", param="max_tokens")
+    for name in NOT_IN_BEAM_SEARCH & set(body.__struct_fields__):
+        value = getattr(body, name)
+        if value and value != getattr(_DEFAULTS, name, None):
+            raise InvalidRequest(f"{name} has no meaning in beam search", param=name)
+    penalty = 1.0 if body.length_penalty is None else body.length_penalty
+    if not -MAX_LENGTH_PENALTY <= penalty <= MAX_LENGTH_PENALTY:
+        message = f"length_penalty must be between -{MAX_LENGTH_PENALTY} and {MAX_LENGTH_PENALTY}; got {penalty}"
+        raise InvalidRequest(message, param="length_penalty")
+    return penalty
 
 
 def truncated(token_ids: list[int], limit: int | None, room: int, side: str = "left") -> list[int]:

@@ -3,7 +3,7 @@
 import uuid
 
 from configs.errors import InvalidRequest
-from server.convert.sampling import check_stream_options, given_fields, sampling_params
+from server.convert.sampling import beam_length_penalty, check_stream_options, given_fields, sampling_params
 from server.convert.structured import structured_outputs
 from server.field_names import naming
 from server.generation import Generation, Prompt
@@ -33,6 +33,7 @@ def token_generation(serving: Serving, body: TokenGenerationRequest) -> Generati
         priority=body.priority,
         cache_salt=body.cache_salt,
         field_names=names,
+        beam_length_penalty=beam_length_penalty(fields, body.stream),
     )
     generation.id = body.request_id or f"generate-{uuid.uuid4().hex}"
     return generation

@@ -6,7 +6,7 @@ tests/server/test_openapi.py compares them with those checks.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from configs.sampling import MAX_LOGPROBS
+from configs.sampling import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_WORD
 from server.openapi.chats import CUSTOM_TOOLS, MESSAGES, RESPONSE_FORMAT, SYSTEM, TOOL_CHOICE, TOOLS, TURNS
 from server.protocol.chat import ChatRequest
 from server.protocol.common import GenerationRequest, RequestBody, SamplingFields
@@ -75,7 +75,13 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
         RequestBody: {"model": _replaced({"const": serving.model.id})},
         SamplingFields: {
             "stop": _replaced(*stop),
-            "bad_words": _replaced({"type": "array", "items": {"type": "string", "minLength": 1}}),
+            "bad_words": _replaced(
+                {
+                    "type": "array",
+                    "maxItems": MAX_BAD_WORDS,
+                    "items": {"type": "string", "minLength": 1, "maxLength": MAX_WORD},
+                }
+            ),
             "logit_bias": lambda schema: _bias(schema, vocabulary["maximum"]),
             **dict.fromkeys(("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids"), tokens),
         },

@@ -40,7 +40,7 @@ class CompletionsRoute:
             cache_salt=body.cache_salt,
             field_names=field_names(body),
             request_id=body.request_id,
-            beam_length_penalty=beam_length_penalty(body),
+            beam_length_penalty=beam_length_penalty(body, body.stream),
         )
         renderer = CompletionRenderer(generation, body)
         return await respond(generation, body, renderer, request, ignored_header(parsed.ignored_fields))

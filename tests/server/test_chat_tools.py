@@ -304,3 +304,13 @@ async def test_a_template_of_the_requests_own_needs_trust(client: httpx.AsyncCli
     assert engine.template_kwargs == {
         "chat_template": "{{ 1 }}", "a": 1, "add_generation_prompt": True, "continue_final_message": False
     }  # fmt: skip
+
+
+async def test_beam_search_is_refused_where_it_would_pass_something_over(client: httpx.AsyncClient) -> None:
+    tools = {"tools": [WEATHER], "tool_choice": "required"}
+    assert (await refused(client, use_beam_search=True, **tools))["param"] == "use_beam_search"
+    assert (await answer(client, use_beam_search=True, tools=[WEATHER]))["choices"][0]["message"]["content"] == "0 1"
+
+
+async def test_echo_needs_a_message_to_continue(client: httpx.AsyncClient) -> None:
+    assert (await refused(client, echo=True))["param"] == "echo"

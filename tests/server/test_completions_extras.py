@@ -107,6 +107,7 @@ async def test_suffix_is_filled_in(client: httpx.AsyncClient, engine: FakeEngine
     await complete(client, prompt="ab", suffix="cd")
     assert engine.requests[0][1] == [0xF8, *b"ab", 0xF9, *b"cd", 0xFA]
     assert (await refused(client, prompt="ab", suffix="cd", echo=True))["param"] == "suffix"
+    assert (await refused(client, prompt=[97, 98], suffix="cd"))["param"] == "suffix"
 
 
 async def test_truncated_prompts(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -158,6 +159,9 @@ async def test_structured_outputs(
         ({"logprob_token_ids": [300]}, "logprob_token_ids"),
         ({"allowed_token_ids": [300]}, "allowed_token_ids"),
         ({"bad_words": [""]}, "bad_words"),
+        ({"bad_words": ["x" * 257]}, "bad_words"),
+        ({"bad_words": ["x"] * 257}, "bad_words"),
+        ({"logprob_token_ids": [97]}, "logprob_token_ids"),
         ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ],
 )
@@ -244,6 +248,9 @@ async def test_beam_search(client: httpx.AsyncClient) -> None:
     ]  # fmt: skip
     assert answer["usage"]["completion_tokens"] == 4 * 5
     assert (await complete(client, **fields))["choices"][0]["text"] == "0 1"
+    assert await complete(client, **fields, top_p=1.0, repetition_penalty=1.0, presence_penalty=0)
+    for wrong in ({"length_penalty": 1e300}, {"length_penalty": -11}, {"max_tokens": 0, "echo": True}):
+        assert (await refused(client, **{**fields, **wrong}))["param"] == next(iter(wrong))
     for wrong in ({"stream": True}, {"n": 11}, {"stop": "x"}, {"logprobs": 1}, {"min_tokens": 1}, {"top_k": 5}):
         assert (await refused(client, **{**fields, **wrong}))["param"] == next(iter(wrong))
     assert (await refused(client, length_penalty=2))["param"] == "length_penalty"

@@ -111,3 +111,12 @@ async def test_what_the_engine_gets(client: httpx.AsyncClient, engine: FakeEngin
 )
 async def test_refusals_name_the_field(client: httpx.AsyncClient, body: dict[str, Any], param: str) -> None:
     assert (await refused(client, PATH, **body))["param"] == param
+
+
+async def test_beams(client: httpx.AsyncClient) -> None:
+    sampling = {"use_beam_search": True, "n": 2, "max_tokens": 3, "length_penalty": 0.5}
+    answer = (await client.post(PATH, json={"token_ids": A, "sampling_params": sampling})).json()
+    assert [choice["token_ids"] for choice in answer["choices"]] == [[*b"0 0.5"], [*b"1 0.5"]]
+    for wrong in ({"length_penalty": 2}, {**sampling, "length_penalty": 99}):
+        refused = await client.post(PATH, json={"token_ids": A, "sampling_params": wrong})
+        assert refused.json()["error"]["param"] == "length_penalty"
