@@ -1,5 +1,6 @@
 """One conversation to answer, in no protocol's words: what the chat-like routes turn their bodies into."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,8 +81,14 @@ class Answers:
         return "tool_calls" if reason == "stop" and parser is not None and parser.num_calls else reason
 
 
+MAX_TOOLS = 256
+"""OpenAI allows 128."""
+
+
 async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Generation, Answers]:
     """Raises `InvalidRequest` for what the template, the grammar or the context refuse."""
+    if len(chat.tools) > MAX_TOOLS:
+        raise InvalidRequest(f"a request may have {MAX_TOOLS} tools; got {len(chat.tools)}", param="tools")
     names = {"structured": "tools", **chat.field_names}
     with naming(names):
         rendered = await render(serving, chat)
@@ -103,7 +110,9 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
 async def _prompt(serving: Serving, chat: Chat, reading: "_Reading", rendered: RenderedChat) -> Prompt:
     engine = serving.engine
     limit = engine.info.max_model_len
-    sampling = {**reading.sampling(serving), "thinking": await reading.thinking(serving)}
+    # the grammar of many tools takes a while to write
+    grammar = await asyncio.to_thread(reading.sampling, serving) if chat.tools else reading.sampling(serving)
+    sampling = {**grammar, "thinking": await reading.thinking(serving)}
     params = sampling_params(sampling, engine.default_sampling)
     if chat.beam_length_penalty is not None and (params.structured or params.thinking):
         raise InvalidRequest("beam search knows no tool choice and no thinking budget", param="use_beam_search")

@@ -4,9 +4,11 @@ The language is the style's own: free text, then calls of known functions with a
 Whatever it holds, `AnswerParser` reads it as these calls. The tag is plain JSON; the core compiles it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from configs.errors import InvalidRequest
 from configs.sampling import StructuredOutput
 from server.answers.formats import Format, either, json_value, reasoning_part, sequence, structural_tag, text
 from server.answers.python_calls import PythonCalls
@@ -24,6 +26,8 @@ from server.answers.tool_styles import (
 
 Choice: TypeAlias = Literal["none", "auto", "required"]
 
+MAX_BYTES = 128 * 1024
+"""Of all functions together, in JSON: a list of calls names each behind each."""
 _TYPING = ("$ref", "anyOf", "oneOf", "allOf", "type", "enum", "const")
 
 
@@ -74,6 +78,8 @@ def tool_grammar(
     strict = any(function.get("strict") for function in functions)
     if choice == "none" or not functions or (choice == "auto" and parallel and not strict):
         return None
+    if len(json.dumps(functions)) > MAX_BYTES:
+        raise InvalidRequest(f"functions that calls have to fit may have {MAX_BYTES} bytes of JSON", param="tools")
     layout = LAYOUTS[style.name]
     tags = [_tag(style, layout, function, functions, choice, parallel) for function in functions]
     once = bool(layout.list_begin) or not parallel

@@ -1,6 +1,7 @@
 """/v1/chat/completions in-process: tools, reasoning, structured answers, and that streams equal whole answers."""
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -314,3 +315,13 @@ async def test_beam_search_is_refused_where_it_would_pass_something_over(client:
 
 async def test_echo_needs_a_message_to_continue(client: httpx.AsyncClient) -> None:
     assert (await refused(client, echo=True))["param"] == "echo"
+
+
+@pytest.mark.parametrize("template", [HERMES, HERMES.replace("<tool_call>", "[TOOL_CALLS]")])
+async def test_many_tools(client: httpx.AsyncClient, engine: FakeEngine, template: str) -> None:
+    says(engine, "x", template)
+    many = [{"type": "function", "function": {"name": f"f{number}", "parameters": {}}} for number in range(257)]
+    assert (await refused(client, tools=many))["param"] == "tools"
+    began = time.perf_counter()
+    await answer(client, tools=many[1:], tool_choice="required")
+    assert time.perf_counter() - began < 5

@@ -196,3 +196,12 @@ def test_schemas_of_combinations_and_none_are_taken() -> None:
     for arguments, allowed in (('{"x": [1]}', True), ("3", False)):
         text = f'<tool_call>\n{{"name": "anything", "arguments": {arguments}}}\n</tool_call>'
         assert accepts(grammar, text) == allowed
+
+
+def test_functions_that_are_too_large_are_refused_before_they_are_written_out() -> None:
+    large = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["x" * 100] * 800}}}
+    assert tool_grammar(HERMES, [large], "required") is not None
+    with pytest.raises(InvalidRequest) as caught:
+        tool_grammar(HERMES, [large, large], "required")
+    assert caught.value.param == "tools"
+    assert tool_grammar(HERMES, [large, large], "auto") is None
