@@ -17,7 +17,7 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What evaluation harnesses ask for, so that they need no tokenizer of their own."""
+    """What a client without a tokenizer of its own may want to know of the server's."""
 
     tokenizer_class: str = "octavo"
     vocab_size: int

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import xgrammar
 
+from configs.errors import InvalidRequest
 from server.answers.parser import AnswerParser
 from server.answers.reasoning import THINK
 from server.answers.tool_grammar import LAYOUTS, tool_grammar
