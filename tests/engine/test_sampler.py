@@ -321,7 +321,7 @@ def test_wanted_logprobs_come_behind_the_likeliest():
     logits = np.random.default_rng(12).standard_normal((4, VOCAB)).astype(np.float32)
     params = [
         SamplingParams(temperature=0, logprobs=2, logprob_token_ids=(3, 699, 3)),
-        SamplingParams(temperature=0, logprob_token_ids=(3,)),
+        SamplingParams(temperature=0),
         SamplingParams(temperature=0, logprobs=1),
         SamplingParams(temperature=0, logprobs=0, logprob_token_ids=(8,)),
     ]
