@@ -8,9 +8,26 @@ OctavoError
     ├── InvalidRequest          400: the client's fault, `param` names the field
     │   └── ContextLengthExceeded
     ├── ModelNotFound           404
+    ├── DeadlinePassed          408: no answer in time, and no part of one that would be of use
+    ├── QueueFull               429: too much waits already
     ├── RequestFailed           500: the model gave no usable answer for this request
-    └── EngineDead              503: the core process is gone
+    └── Unavailable             503: not now
+        ├── EngineDead              the core process has ended, and the request with it
+        └── ShuttingDown            the server takes no more work
 """
+
+import re
+
+_NAME = re.compile(r"[\w.:/+@-]{1,64}", re.ASCII)
+
+
+def shown(value: object) -> str:
+    """`value` as an error quotes it: as it is where it may be a name or a number. Others may be secret, or long."""
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**64):
+        return repr(value)
+    if isinstance(value, str):
+        return repr(value) if _NAME.fullmatch(value) or not value else f"a text of {len(value)} characters"
+    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
 
 
 class OctavoError(Exception):
@@ -32,11 +49,13 @@ class CheckpointError(UsageError):
 class RequestError(OctavoError):
     """One request fails.
 
-    `param` names the offending field of the request, `code` is OpenAI's machine-readable code.
+    `param` names the offending field of the request, `code` is OpenAI's machine-readable code, `retry_after` the
+    seconds after which the same request may fare better.
     """
 
     status = 500
     type = "server_error"
+    retry_after: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -73,10 +92,48 @@ class RequestFailed(RequestError):
     """The engine gave this request up, for example because its logits were not numbers."""
 
 
-class EngineDead(RequestError):
-    """The core process has ended; nothing can be served."""
+class DeadlinePassed(RequestError):
+    """The request's time was over before its answer was whole; for answers of which a part is of no use."""
+
+    status = 408
+    type = "timeout_error"
+
+    def __init__(self, message: str = "the request's time is over") -> None:
+        super().__init__(message, code="timeout")
+
+
+class QueueFull(RequestError):
+    """More requests or tokens wait for their turn than the server lets wait."""
+
+    status = 429
+    type = "rate_limit_error"
+
+    def __init__(self, message: str, *, retry_after: int) -> None:
+        super().__init__(message, code="queue_full")
+        self.retry_after = retry_after
+
+
+class Unavailable(RequestError):
+    """The server cannot answer now; `code` says why."""
 
     status = 503
 
-    def __init__(self, message: str = "the engine has stopped; see the server's log") -> None:
-        super().__init__(message, code="engine_dead")
+    def __init__(self, message: str, *, code: str = "unavailable", retry_after: int | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
+
+
+class EngineDead(Unavailable):
+    """The core process has ended: what it was at is lost."""
+
+    def __init__(
+        self, message: str = "the engine has stopped; see the server's log", *, retry_after: int | None = None
+    ) -> None:
+        super().__init__(message, code="engine_dead", retry_after=retry_after)
+
+
+class ShuttingDown(Unavailable):
+    """The server finishes what runs, and then ends."""
+
+    def __init__(self, *, retry_after: int) -> None:
+        super().__init__("the server is shutting down", code="shutting_down", retry_after=retry_after)

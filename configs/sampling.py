@@ -133,7 +133,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if (repetition := self.repetition_detection) is not None:
             wanted = f"sizes of 0 <= min <= max <= {MAX_PATTERN_SIZE} and 2 <= min_count <= {MAX_PATTERN_SIZE}"
             _check("repetition_detection", repetition.is_valid, repetition, wanted)
-        _check("stop", all(self.stop), self.stop, "non-empty strings")
+        _check("stop", all(self.stop), "", "non-empty strings")
         for token_id, bias in (self.logit_bias or {}).items():
             _check("logit_bias", -100 <= bias <= 100, {token_id: bias}, "between -100 and 100")
         for name in ("logprobs", "prompt_logprobs"):

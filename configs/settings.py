@@ -12,6 +12,15 @@ import msgspec
 from msgspec import Meta
 
 Positive = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+MAX_SECONDS = 10**8
+"""Three years: more than anybody waits."""
+
+DEFAULT_BLOCK_SIZE, DEFAULT_BATCHED_TOKENS = 16, 512
+"""For `block_size` and `max_num_batched_tokens` where they are not set and the device asks for nothing else."""
+
+SECRETS = frozenset({"api_key"})
+"""Settings whose values nobody may see."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,13 +28,19 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     max_num_seqs: Annotated[int, Meta(ge=1, description="Most requests in one step.")] = 256
     max_num_batched_tokens: Annotated[
-        int, Meta(ge=1, description="Token budget of one step; longer prompts are computed in chunks.")
-    ] = 512
+        Positive | None,
+        Meta(
+            description="Token budget of one step; longer prompts are computed in chunks (default: 512 on a CPU, 8192"
+            " on a GPU)."
+        ),
+    ] = None
     max_model_len: Annotated[
         Positive | None,
         Meta(description="Most tokens of prompt and output together (default: the checkpoint's)."),
     ] = None
-    block_size: Annotated[int, Meta(ge=1, description="Tokens in one block of the KV cache.")] = 16
+    block_size: Annotated[
+        Positive | None, Meta(description="Tokens in one block of the KV cache (default: 16 on a CPU, 64 on a GPU).")
+    ] = None
     enable_prefix_caching: Annotated[bool, Meta(description="Reuse the KV blocks of equal prefixes.")] = True
     scheduling_policy: Annotated[
         Literal["fcfs", "priority"],
@@ -44,21 +59,34 @@ class EngineConfig(SchedulerConfig, frozen=True, kw_only=True):
         Meta(description="Type of weights and KV cache; auto follows the checkpoint and the machine."),
     ] = "auto"
     quantization: Annotated[
-        Literal["auto", "none", "int8", "int4"],
+        Literal["auto", "none", "int8", "int4", "fp8"],
         Meta(
-            description="Weights of linear layers: int8 and int4 quantise at load; auto keeps a GGUF file's own form"
-            " where the dtype is bfloat16; none computes with the dtype."
+            description="Weights of linear layers: int8, int4 and (on a GPU) fp8 quantise at load; auto keeps a GGUF"
+            " file's own form where the dtype is bfloat16; none computes with the dtype."
         ),
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto takes a GPU where there is one.")] = "auto"
     kv_cache_dtype: Annotated[
-        Literal["auto", "int8"],
-        Meta(description="int8 keeps nearly twice the tokens of bfloat16 in the same memory; auto follows the dtype."),
+        Literal["auto", "int8", "fp8_e4m3", "fp8_e5m2"],
+        Meta(
+            description="8 bits keep nearly twice the tokens of bfloat16 in the same memory; auto follows the dtype."
+            " fp8 needs a GPU."
+        ),
     ] = "auto"
     attention_backend: Annotated[
         str,
         Meta(description="auto takes the fastest that supports the model; a name is refused with reasons."),
     ] = "auto"
+    cuda_graphs: Annotated[
+        bool, Meta(description="On a GPU, replay decode steps from CUDA graphs, which are captured when first needed.")
+    ] = True
+    async_scheduling: Annotated[
+        bool | None,
+        Meta(description="Schedule and prepare a step while the one before it runs (default: on a GPU)."),
+    ] = None
+    torch_compile: Annotated[
+        bool, Meta(description="Compile the layers by torch.compile, in place of the kernels made for the machine.")
+    ] = False
     num_threads: Annotated[
         Positive | None,
         Meta(description="CPU threads of the engine (default: the cores that the process may use)."),
@@ -68,8 +96,12 @@ class EngineConfig(SchedulerConfig, frozen=True, kw_only=True):
         Meta(description="Tokens that the KV cache holds (default: from kv_cache_memory_fraction)."),
     ] = None
     kv_cache_memory_fraction: Annotated[
-        float, Meta(gt=0, le=1, description="Share of the free memory that the KV cache takes.")
-    ] = 0.25
+        Share | None,
+        Meta(
+            description="Share of the free memory that the KV cache takes (default: 0.25 on a CPU; on a GPU 0.9 of what"
+            " the largest step leaves)."
+        ),
+    ] = None
     seed: Annotated[int, Meta(description="Seeds the requests that bring no seed of their own.")] = 0
     generation_config: Annotated[
         Literal["auto", "none"],
@@ -78,6 +110,12 @@ class EngineConfig(SchedulerConfig, frozen=True, kw_only=True):
     chat_template: Annotated[
         str | None, Meta(description="File with a Jinja chat template that replaces the checkpoint's.")
     ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least severe lines that are logged.")
+    ] = "info"
+    log_format: Annotated[
+        Literal["console", "json"], Meta(description="Log lines for people, or a JSON object each.")
+    ] = "console"
 
 
 class ServerConfig(EngineConfig, frozen=True, kw_only=True):
@@ -85,9 +123,11 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
 
     host: Annotated[str, Meta(description="Address to listen on.")] = "127.0.0.1"
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 8000
+    uds: Annotated[str | None, Meta(description="Unix socket to listen on, instead of host and port.")] = None
     served_model_name: Annotated[
         str | None, Meta(description="Name that clients use (default: the model's folder or file name).")
     ] = None
+    page: Annotated[bool, Meta(description="Answer browsers at / with a page to chat and to watch the engine.")] = True
     max_body_bytes: Annotated[
         int, Meta(ge=1, description="Largest request body; a larger one is answered with 413.")
     ] = 32 * 2**20
@@ -130,6 +170,125 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
         Literal["auto", "none", "think"],
         Meta(description="Whether the answer's `<think>` part is split off; auto tells it by the chat template."),
     ] = "auto"
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="Least severe lines that are logged.")
-    ] = "info"
+    request_timeout: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=MAX_SECONDS,
+            description="Seconds after which a request ends with what it has; requests may ask for fewer (timeout_s);"
+            " 0: no bound.",
+        ),
+    ] = 0
+    max_queued_requests: Annotated[
+        int, Meta(ge=1, description="Most choices of requests that wait for their first token; others get a 429.")
+    ] = 8192
+    max_queued_tokens: Annotated[
+        int, Meta(ge=1, description="Most tokens in the prompts of those that wait; others get a 429.")
+    ] = 8 * 2**20
+    client_timeout: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10**6,
+            description="Seconds for which a client may take nothing of what it was sent; 0: as long as it likes.",
+        ),
+    ] = 120
+    shutdown_timeout: Annotated[
+        float,
+        Meta(ge=0, le=MAX_SECONDS, description="Seconds that requests under way may go on after SIGTERM or Ctrl-C."),
+    ] = 30
+    max_restarts: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="The server ends when the engine process ended so many times and once more without answering a"
+            " request in between.",
+        ),
+    ] = 3
+    restart_patience: Annotated[
+        float,
+        Meta(ge=0, le=3600, description="Seconds that requests wait for a new engine process before they get a 503."),
+    ] = 5
+    step_timeout: Annotated[
+        float, Meta(gt=0, le=MAX_SECONDS, description="Seconds after which the engine's step counts as stuck.")
+    ] = 300
+    unresponsive_timeout: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=MAX_SECONDS,
+            description="Seconds after which an engine process that is frozen or stuck is replaced; 0: never.",
+        ),
+    ] = 300
+    api_key: Annotated[
+        tuple[Annotated[str, Meta(min_length=1)], ...] | None,
+        Meta(
+            description="Keys of which requests must bring one; may be repeated. Everybody on the machine can read a"
+            " command line: prefer OCTAVO_API_KEY or a file."
+        ),
+    ] = None
+    api_key_file: Annotated[str | None, Meta(description="File with such keys, one a line.")] = None
+    metrics_without_key: Annotated[bool, Meta(description="Answer /metrics without a key.")] = False
+    allowed_origins: Annotated[
+        tuple[str, ...] | None,
+        Meta(
+            description="Origins of the web pages that may use the server (CORS); may be repeated; * is all (default:"
+            " with keys all, else those of this machine)."
+        ),
+    ] = None
+    allowed_methods: Annotated[
+        tuple[str, ...] | None, Meta(description="Methods that such pages may use (default: all).")
+    ] = None
+    allowed_headers: Annotated[
+        tuple[str, ...] | None, Meta(description="Headers that such pages may send (default: all).")
+    ] = None
+    allow_credentials: Annotated[bool, Meta(description="Let browsers send such pages' cookies and logins.")] = False
+    ssl_certfile: Annotated[
+        str | None, Meta(description="Certificate chain in PEM form: the server speaks HTTPS, and no HTTP.")
+    ] = None
+    ssl_keyfile: Annotated[
+        str | None, Meta(description="The certificate's private key (default: it is in ssl_certfile).")
+    ] = None
+    ssl_ca_certs: Annotated[
+        str | None, Meta(description="Certificates of those who sign clients' certificates, in PEM form.")
+    ] = None
+    ssl_cert_reqs: Annotated[
+        int, Meta(ge=0, le=2, description="Clients' certificates: 0: not asked for, 1: may come, 2: must come.")
+    ] = 0
+    max_header_bytes: Annotated[
+        int, Meta(ge=1, description="Most bytes of a request's target and headers; more are answered with 431.")
+    ] = 64 * 2**10
+    max_header_count: Annotated[
+        int, Meta(ge=1, description="Most headers of a request; more are answered with 431.")
+    ] = 256
+    request_read_timeout: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=MAX_SECONDS,
+            description="Seconds in which a request has to arrive; every 16 KB of it earn another one. Then it is"
+            " answered with 408.",
+        ),
+    ] = 30
+    max_connections: Annotated[
+        Positive | None, Meta(description="Most open connections (default: as many as there are file descriptors for).")
+    ] = None
+    max_kept_timelines: Annotated[
+        int, Meta(ge=0, description="Most choices of ended requests that /v1/requests/{id} still tells of.")
+    ] = 1000
+    memory_bandwidth: Annotated[
+        Annotated[float, Meta(gt=0)] | None,
+        Meta(
+            description="Gigabytes per second that the device can read, as `octavo bench kernels` measures it: /metrics then"
+            " tells what share of it the steps reach.",
+        ),
+    ] = None
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Meta(description="Send a trace of each request to this OpenTelemetry collector, http://HOST:4318/v1/traces."),
+    ] = None
+
+    def __repr__(self) -> str:
+        hidden = {name: "..." for name in SECRETS if getattr(self, name)}
+        shown: str = msgspec.Struct.__repr__(msgspec.structs.replace(self, **hidden) if hidden else self)
+        return shown

@@ -2,14 +2,16 @@
 
 import difflib
 import tomllib
+import types
+import typing
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 
 from configs.errors import SettingsError
-from configs.settings import SchedulerConfig, ServerConfig
+from configs.settings import SECRETS, SchedulerConfig, ServerConfig
 
 ENV_PREFIX = "OCTAVO_"
 PRESETS = Path(__file__).parent / "presets"
@@ -35,6 +37,15 @@ def resolve(
     found |= {name: _convert(name, value, _flag(name)) for name, value in (flags or {}).items()}
     own = {field.name for field in msgspec.structs.fields(cls)}
     return cls(**{name: value for name, value in found.items() if name in own})
+
+
+def plain_type(annotation: Any) -> Any:
+    """`Annotated[int, …] | None` -> int."""
+    if get_origin(annotation) is Annotated:
+        return plain_type(get_args(annotation)[0])
+    if get_origin(annotation) in (types.UnionType, typing.Union):
+        return plain_type(next(kind for kind in get_args(annotation) if kind is not types.NoneType))
+    return annotation
 
 
 def preset_names() -> list[str]:
@@ -80,8 +91,22 @@ def _flag(name: str) -> str:
 
 
 def _convert(name: str, value: object, where: str, *, strict: bool = False) -> object:
-    """Check one value against its field; `strict` takes no strings for numbers."""
+    """Check one value against its field; `strict` takes no strings for numbers and lists."""
+    got = "" if name in SECRETS else f"; got {value!r}"
+    if get_origin(plain_type(KNOWN_KEYS[name])) is tuple and not strict:
+        texts = value if isinstance(value, list) else [value]
+        value = [item for text in texts for item in _items(str(text), where, got)]
     try:
         return msgspec.convert(value, KNOWN_KEYS[name], strict=strict)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{where}: {str(error).replace('`', '')}; got {value!r}") from error
+        raise SettingsError(f"{where}: {str(error).replace('`', '')}{got}") from (None if name in SECRETS else error)
+
+
+def _items(text: str, where: str, got: str) -> list[Any]:
+    """A JSON array, or texts with commas between."""
+    if not text.startswith("["):
+        return [item.strip() for item in text.split(",")]
+    try:
+        return msgspec.json.decode(text, type=list[Any])
+    except msgspec.DecodeError as error:
+        raise SettingsError(f"{where}: not a JSON array: {error}{got}") from None

@@ -3,25 +3,27 @@
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from configs.errors import InvalidRequest, SettingsError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
-from scheduler.request import Request
+from scheduler.output import SchedulerOutput
+from scheduler.request import Request, RequestStatus
 from scheduler.scheduler import Scheduler
 
-from .attention.metadata import AttentionBackend, AttentionSpec
 from .bundled import locate_model
 from .checkpoints import open_checkpoint
-from .device import free_memory, set_threads
+from .device import device_name, resolved, select_device, set_threads
 from .input_batch import InputBatch
 from .kv_cache import plan_num_blocks
-from .loading import load_model
+from .loading import LoadedModel, load_model
 from .machine import usable_cores
-from .messages import AddRequest, CoreReady, TokenOutput
-from .model_runner import ModelRunner, StepResult
+from .memory_profile import measured_free_bytes
+from .messages import AddRequest, CoreReady, RequestSnapshot, Snapshot, StepStats, TokenOutput
+from .model_runner import ModelRunner, StepResult, StepUnderWay
 from .models.config import ModelConfig, rope_cache_key
 from .prompt_reader import PromptAnswer
 from .structured.compiler import Compiler
@@ -33,6 +35,7 @@ logger = logging.getLogger("octavo.engine")
 T = TypeVar("T")
 
 _NO_ANSWER = PromptAnswer()
+_NO_RESULT = StepResult({}, {}, {}, {}, set())
 
 
 class EngineCore:
@@ -48,6 +51,7 @@ class EngineCore:
 
         Raises `UsageError` when the settings, the checkpoint and the machine do not go together.
         """
+        config = resolved(config, select_device(config.device))
         self._config = config
         self._timings: dict[str, float] = {}
         self._notes: list[str] = []
@@ -59,7 +63,7 @@ class EngineCore:
         max_model_len = max_context(config, checkpoint.config)
         model = self._timed("weights", lambda: load_model(config, checkpoint))
         spec, backend = model.spec, model.backend
-        num_blocks = self._timed("kv_cache", lambda: self._allocate(backend, spec, max_model_len))
+        num_blocks = self._timed("kv_cache", lambda: self._allocate(model, max_model_len))
         windows = set(spec.windows)
         self.scheduler = Scheduler(
             config,
@@ -67,22 +71,28 @@ class EngineCore:
             max_model_len=max_model_len,
             sliding_window=windows.pop() if len(windows) == 1 else None,
         )
+        self._most_under_way = int(config.async_scheduling or 0)
+        self._under_way: deque[tuple[SchedulerOutput, StepUnderWay, float]] = deque()  # launched, not booked
+        self._last_step = (0, 0.0, 0.0)  # its tokens, begin and end
         self._languages = Languages(lambda: _load_compiler(config))
         batch = InputBatch(
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
             block_size=config.block_size,
             language_of=self._languages.of,
+            penalties=model.decoder.ops.make_penalties(checkpoint.config.vocab_size, spec.device),
         )
-        self._runner = ModelRunner(model.decoder, backend, batch, spec.device)
+        self._runner = ModelRunner(model.decoder, backend, batch, spec.device, cuda_graphs=config.cuda_graphs)
         self._timed("warm_up", self._warm_up)
         self.ready = CoreReady(
             architecture=checkpoint.config.architecture,
             num_parameters=model.decoder.weights.num_parameters,
+            weight_bytes=model.decoder.weights.bytes_per_step,
+            kv_bytes_per_token=spec.block_bytes // spec.block_size,
             dtype=str(spec.dtype).removeprefix("torch."),
             kv_cache_dtype=str(spec.kv_cache_dtype or spec.dtype).removeprefix("torch."),
             quantization=model.quantization,
-            device=spec.device.type,
+            device=device_name(spec.device),
             attention_backend=backend.name,
             notes=[*model.notes, *self._notes],
             vocab_size=checkpoint.config.vocab_size,
@@ -95,7 +105,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._languages.has_work
+        return self.scheduler.has_work or self._languages.has_work or bool(self._under_way)
 
     def add_request(self, message: AddRequest) -> TokenOutput | None:
         """Queue a request; a refusal comes back as its only output."""
@@ -114,6 +124,7 @@ class EngineCore:
             priority=message.priority,
             extra_keys=tuple(extra_keys),
             seed=self._random.getrandbits(64) if seed is None else seed % 2**64,
+            deadline=message.deadline,
         )
         if message.sampling_params.structured is None or not request.wants_output:
             return self._enqueue(request)
@@ -134,17 +145,63 @@ class EngineCore:
         A request whose language is still compiled waits outside of the scheduler.
         """
         outputs = self._enqueue_compiled()
-        return outputs + self._compute() if self.scheduler.has_work else outputs
+        return outputs + self._compute() if self.scheduler.has_work or self._under_way else outputs
 
     def _compute(self) -> list[TokenOutput]:
-        scheduled = self.scheduler.schedule(time.monotonic())
-        logits = self._runner.execute(scheduled)
-        result = self._runner.sample(logits)
+        """Launch a step, then wait for the one before it, or, where steps are not overlapped, for the same one."""
+        start = time.monotonic()
+        outputs = self._end_expired(start)
+        scheduled = self.scheduler.schedule(start)
+        launched = self._runner.launch(scheduled)
+        most_under_way = 0
+        if launched is not None:
+            self._under_way.append((scheduled, launched, start))
+            most_under_way = self._most_under_way
+        while len(self._under_way) > most_under_way:
+            outputs += self._book(*self._under_way.popleft())
+        return outputs
+
+    def _book(self, scheduled: SchedulerOutput, step: StepUnderWay, start: float) -> list[TokenOutput]:
+        result = self._runner.collect(step)
+        now = time.monotonic()
+        self._last_step = (scheduled.num_scheduled_tokens, max(start, self._last_step[2]), now)
         for request_id, reason in result.failed.items():
             logger.error("request %s failed: %s", request_id, reason)
         updates = self.scheduler.update_from_output(scheduled, result.token_ids, result.failed, result.complete)
         self._languages.forget(request.request_id for request, _ in updates if request.is_finished)
+        for request, new in updates:
+            if new and request.timeline.first_token is None:
+                request.timeline.note_first_token(now, self.scheduler.counters)
+            if request.is_finished:
+                request.timeline.note_end(now, self.scheduler.counters)
         return [_token_output(request, new, result) for request, new in updates]
+
+    def _end_expired(self, now: float) -> list[TokenOutput]:
+        """Before they are computed any further; what is under way for them is passed over when it is booked."""
+        expired = self.scheduler.end_expired(now)
+        self._languages.forget(request.request_id for request in expired)
+        for request in expired:
+            request.timeline.note_end(now, self.scheduler.counters)
+        return [_token_output(request, [], _NO_RESULT) for request in expired]
+
+    def stats(self) -> StepStats:
+        tokens, begin, end = self._last_step
+        return StepStats(
+            time=end,
+            num_running=self.scheduler.num_running,
+            num_waiting=self.scheduler.num_waiting + self._languages.num_waiting,
+            num_used_blocks=self.scheduler.num_used_blocks,
+            step_seconds=end - begin,
+            step_tokens=tokens,
+            wait_cause=self.scheduler.wait_cause,
+            counters=self.scheduler.counters,
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Costs time in proportion to the blocks of the cache."""
+        scheduler = self.scheduler
+        requests = [_request_snapshot(request) for request in (*scheduler.running, *scheduler.waiting)]
+        return Snapshot(self.stats(), requests, scheduler.kv.pool.states())
 
     def _enqueue(self, request: Request) -> TokenOutput | None:
         try:
@@ -164,15 +221,15 @@ class EngineCore:
                 refusals.append(refusal)
         return refusals
 
-    def _allocate(self, backend: AttentionBackend, spec: AttentionSpec, max_model_len: int) -> int:
+    def _allocate(self, model: LoadedModel, max_model_len: int) -> int:
         num_blocks, notes = plan_num_blocks(
             self._config,
-            block_bytes=spec.block_bytes,
+            block_bytes=model.spec.block_bytes,
             max_model_len=max_model_len,
-            free_bytes=free_memory(spec.device),
+            free_bytes=measured_free_bytes(model, self._config, max_model_len),
         )
         self._notes += notes
-        backend.allocate(num_blocks)
+        model.backend.allocate(num_blocks)
         return num_blocks
 
     def _warm_up(self) -> None:
@@ -180,7 +237,8 @@ class EngineCore:
         length = min(8, self.scheduler.max_total_tokens - 2)
         if length < 1:
             return
-        params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True)
+        sampling = {"top_p": 0.9, "repetition_penalty": 1.1}  # all kernels of sampling
+        params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True, **sampling)
         self.add_request(AddRequest(request_id="warm-up", prompt_token_ids=[0] * length, sampling_params=params))
         while self.has_work:
             self.step()
@@ -223,8 +281,22 @@ def _refusal(request: Request, error: InvalidRequest) -> TokenOutput:
     )
 
 
+def _request_snapshot(request: Request) -> RequestSnapshot:
+    return RequestSnapshot(
+        request.request_id,
+        request.status is RequestStatus.RUNNING,
+        request.num_prompt_tokens,
+        request.num_tokens,
+        request.num_computed_tokens,
+        request.block_ids,
+        request.timeline,
+    )
+
+
 def _token_output(request: Request, new_token_ids: list[int], result: StepResult) -> TokenOutput:
     entry = result.logprobs.get(request.request_id) if new_token_ids else None
+    tells_timeline = request.is_finished or (bool(new_token_ids) and not request.timeline.is_told)
+    request.timeline.is_told |= tells_timeline
     prompt = result.prompts.get(request.request_id, _NO_ANSWER)
     return TokenOutput(
         request_id=request.request_id,
@@ -235,5 +307,6 @@ def _token_output(request: Request, new_token_ids: list[int], result: StepResult
         finish_reason=request.finish_reason,
         stop_reason=request.stop_reason,
         num_cached_tokens=request.num_cached_tokens,
+        timeline=request.timeline if tells_timeline else None,
         error=request.error,
     )

@@ -14,6 +14,7 @@ import numpy as np
 
 from scheduler.output import NewRequest, ScheduledRequest, SchedulerOutput
 
+from .kernels.ops import Penalties
 from .sampling_rows import SamplingRows
 from .structured.language import Language
 
@@ -25,7 +26,12 @@ class StepInputs:
     Legend: T tokens of the step, S scheduled requests, R requests that sample.
     """
 
-    token_ids: np.ndarray  # int64 [T]
+    token_ids: np.ndarray
+    """int64 [T]; they mean nothing where only the device knows the token:"""
+    pending: np.ndarray
+    """int64 [P]: at these of the T places"""
+    pending_rows: np.ndarray
+    """int64 [P]: it is the newest token of these rows."""
     positions: np.ndarray  # int64 [T]
     rope_lengths: np.ndarray
     """int64 [T]: max(prompt tokens of the request, position + 1), the length that RoPE frequencies may depend on;
@@ -36,6 +42,7 @@ class StepInputs:
     slot_mapping: np.ndarray  # int64 [T]
     logit_indices: np.ndarray  # int64 [R]: last token of each request that samples
     sample_rows: np.ndarray  # int64 [R]: their rows
+    sample_admissions: np.ndarray  # int64 [R]: and to whom these belong, see `NewRequest.admission`
     sample_ids: list[str]  # [R]: their request ids
 
 
@@ -49,26 +56,31 @@ class InputBatch:
         max_model_len: int,
         block_size: int,
         language_of: Callable[[str], Language | None] = lambda _: None,
+        penalties: Penalties | None = None,
     ) -> None:
-        """`language_of` tells by a request's id to which language its output has to belong."""
-        max_blocks = -(-max_model_len // block_size)
+        """`language_of` tells by a request's id to which language its output has to belong; `penalties` are those of
+        the machine's operations, by default the ones of the host."""
+        self.max_num_seqs, self.max_model_len = max_num_seqs, max_model_len
+        self.max_blocks = -(-max_model_len // block_size)
         self._block_size = block_size
         self._language_of = language_of
         # np.zeros takes memory only where it is written
         self._token_ids = np.zeros((max_num_seqs, max_model_len), np.int32)
-        self._block_table = np.zeros((max_num_seqs, max_blocks), np.int32)
+        self._block_table = np.zeros((max_num_seqs, self.max_blocks), np.int32)
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_prompt_tokens = np.zeros(max_num_seqs, np.int64)
         self._num_blocks = np.zeros(max_num_seqs, np.int64)
+        self._admission = np.full(max_num_seqs, -1)
         self._row: dict[str, int] = {}
         self._free_rows = list(range(max_num_seqs))[::-1]
-        self.sampling = SamplingRows(max_num_seqs)
+        self.sampling = SamplingRows(max_num_seqs, penalties)
 
     def update(self, output: SchedulerOutput) -> None:
         """Drop, add and extend rows as the scheduler says."""
         for request_id in output.dropped_request_ids:
             row = self._row.pop(request_id)
             self.sampling.clear(row)
+            self._admission[row] = -1
             self._free_rows.append(row)
         for request in output.new_requests:
             self._add(request)
@@ -92,8 +104,11 @@ class InputBatch:
         blocks, offsets = np.divmod(positions, self._block_size)
         seq_lens = computed + lengths
         num_blocks = -(-int(seq_lens.max()) // self._block_size)
+        pending = np.flatnonzero(positions >= self._num_tokens[token_rows])
         return StepInputs(
             token_ids=self._token_ids[token_rows, positions].astype(np.int64),
+            pending=pending,
+            pending_rows=token_rows[pending],
             positions=positions,
             rope_lengths=np.maximum(self._num_prompt_tokens[token_rows], positions + 1),
             query_start_loc=np.concatenate([[0], ends]).astype(np.int32),
@@ -102,11 +117,17 @@ class InputBatch:
             slot_mapping=self._block_table[token_rows, blocks].astype(np.int64) * self._block_size + offsets,
             logit_indices=ends[samples] - 1,
             sample_rows=rows[samples],
+            sample_admissions=self._admission[rows[samples]],
             sample_ids=[each.request_id for each in scheduled if each.needs_sample],
         )
 
+    def is_owned(self, rows: np.ndarray, admissions: np.ndarray) -> np.ndarray:
+        """bool [rows]: whether each row still belongs to whom it belonged to then."""
+        owned: np.ndarray = self._admission[rows] == admissions
+        return owned
+
     def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """One sampled token more in each of `rows`."""
+        """The host knows one sampled token more of each of `rows`."""
         self._token_ids[rows, self._num_tokens[rows]] = token_ids
         self._num_tokens[rows] += 1
         self.sampling.append(rows, token_ids)
@@ -114,6 +135,7 @@ class InputBatch:
     def _add(self, request: NewRequest) -> None:
         row = self._free_rows.pop()
         self._row[request.request_id] = row
+        self._admission[row] = request.admission
         token_ids = np.array(request.token_ids, np.int32)
         self._token_ids[row, : len(token_ids)] = token_ids
         self._num_tokens[row] = len(token_ids)

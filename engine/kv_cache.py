@@ -4,7 +4,7 @@ from configs.errors import SettingsError
 from configs.settings import EngineConfig
 
 MAX_TOKENS = 2**19
-"""Above this a larger cache serves no batch that one process can keep busy."""
+"""On a CPU a larger cache serves no batch that one process can keep busy."""
 
 
 def plan_num_blocks(
@@ -12,20 +12,24 @@ def plan_num_blocks(
 ) -> tuple[int, list[str]]:
     """Blocks of the cache, the reserved block 0 included, and notes for the start-up message.
 
-    `kv_cache_tokens` decides; else a share of the free memory, but no more than the largest batch can fill.
+    `kv_cache_tokens` decides; else a share of the free memory, but no more than the largest batch can fill. `config`
+    is resolved for its device.
     Raises `SettingsError` when not even one block fits, or `kv_cache_tokens` exceed the free memory.
     """
     if config.kv_cache_tokens is None:
-        most_tokens = min(config.max_num_seqs * max_model_len, MAX_TOKENS)
+        most_tokens = config.max_num_seqs * max_model_len
+        if config.device == "cpu":
+            most_tokens = min(most_tokens, MAX_TOKENS)
         share = int(free_bytes * config.kv_cache_memory_fraction)
         num_blocks = min(share // block_bytes, -(-most_tokens // config.block_size))
     else:
         num_blocks = config.kv_cache_tokens // config.block_size
     if num_blocks < 1:
-        raise SettingsError(
-            f"the KV cache cannot hold one block of {config.block_size} tokens ({block_bytes} bytes); "
-            "raise kv_cache_tokens or kv_cache_memory_fraction"
-        )
+        mend = "raise kv_cache_tokens or kv_cache_memory_fraction"
+        if free_bytes < block_bytes:
+            mend = f"{free_bytes} bytes are free; lower max_num_batched_tokens or max_num_seqs"
+        size = f"one block of {config.block_size} tokens ({block_bytes} bytes)"
+        raise SettingsError(f"the KV cache cannot hold {size}: {mend}")
     if num_blocks * block_bytes > free_bytes:
         raise SettingsError(
             f"kv_cache_tokens {config.kv_cache_tokens} takes {num_blocks * block_bytes / 2**30:.1f} GiB, "

@@ -4,12 +4,13 @@ from dataclasses import dataclass
 
 import torch
 
+from configs.errors import UsageError
 from configs.settings import EngineConfig
 
 from .attention import select_backend
 from .attention.metadata import AttentionBackend, AttentionSpec
 from .checkpoints import Checkpoint
-from .device import select_device, select_dtype
+from .device import compute_capability, device_name, resolved, select_device, select_dtype
 from .kernels import select_ops
 from .models.decoder import Decoder
 from .weights.loader import load_decoder
@@ -27,13 +28,22 @@ class LoadedModel:
     """For the start-up message: what was passed over, and why."""
 
 
+KV_CACHE_DTYPES = {
+    "auto": None,
+    "int8": torch.int8,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+
+
 def load_model(config: EngineConfig, checkpoint: Checkpoint) -> LoadedModel:
     """Raises `UsageError` when settings, checkpoint and machine do not go together."""
     model = checkpoint.config
     device = select_device(config.device)
+    config = resolved(config, device)
     dtype, dtype_notes = select_dtype(config.dtype, model.dtype, device)
-    ops, ops_notes = select_ops(model, device, dtype)
-    precision, precision_notes = select_precision(config.quantization, ops, dtype)
+    ops, ops_notes = select_ops(model, device, dtype, compiled=config.torch_compile)
+    precision, precision_notes = select_precision(config.quantization, ops, dtype, compute_capability(device))
     spec = AttentionSpec(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
@@ -43,9 +53,14 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint) -> LoadedModel:
         block_size=config.block_size,
         windows=tuple(model.window(layer) for layer in range(model.num_layers)),
         scale=model.head_dim**-0.5,
-        kv_cache_dtype=torch.int8 if config.kv_cache_dtype == "int8" else None,
+        kv_cache_dtype=KV_CACHE_DTYPES[config.kv_cache_dtype],
+        capability=compute_capability(device),
     )
     backend, backend_notes = select_backend(config.attention_backend, spec)
-    decoder = load_decoder(checkpoint, ops, dtype, device, precision)
-    notes = [*dtype_notes, *ops_notes, *precision_notes, *backend_notes]
+    try:
+        decoder = load_decoder(checkpoint, ops, dtype, device, precision)
+    except torch.OutOfMemoryError as error:
+        mend = "a smaller checkpoint or quantization int8 or int4"
+        raise UsageError(f"the weights do not fit the memory of {device_name(device)}; take {mend}") from error
+    notes = [*checkpoint.notes, *dtype_notes, *ops_notes, *precision_notes, *backend_notes]
     return LoadedModel(decoder, spec, backend(spec), precision.describe(checkpoint), notes)

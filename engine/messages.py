@@ -1,12 +1,13 @@
 """Messages between the API side and the core: plain frozen structs, msgpack on the wire.
 
-API side -> core:   AddRequest, AbortRequests
-core -> API side:   CoreReady once (or CoreFailed), then StepOutputs
+API side -> core:   AddRequest, AbortRequests, GetSnapshot
+core -> API side:   CoreReady once (or CoreFailed), then StepOutputs, and a Snapshot for each time it was asked for
 """
 
 import msgspec
 
 from configs.sampling import SamplingParams
+from scheduler.timeline import Counters, Timeline
 
 
 class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -21,6 +22,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Lower runs first under the `priority` policy."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with equal salts."""
+    deadline: float | None = None
+    """Seconds of the monotonic clock, which all processes share."""
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
@@ -51,11 +54,13 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     embedding: list[float] | None = None
     """The pooled final hidden states of the prompt, not scaled to length 1; comes as `prompt_logprobs` do."""
     finish_reason: str | None = None
-    """stop, complete (the output's language ends with its last token), length, repetition, abort or error."""
+    """stop, complete (the output's language ends with its last token), length, repetition, timeout, abort or error."""
     stop_reason: int | None = None
     """The stop id of the request that matched; None for end-of-sequence."""
     num_cached_tokens: int = 0
     """Prompt tokens that came from the prefix cache."""
+    timeline: Timeline | None = None
+    """With the finish reason, with the first token, and with the first one behind a preemption."""
     error: str | None = None
     """Why, when `finish_reason` is error."""
     error_type: str = "RequestFailed"
@@ -64,10 +69,62 @@ class TokenOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """The field of the request that is to blame for `error`."""
 
 
+class StepStats(msgspec.Struct, frozen=True, array_like=True):
+    """How the core is since its newest step."""
+
+    time: float
+    """Seconds of the monotonic clock, which all processes share."""
+    num_running: int
+    num_waiting: int
+    """Those whose language is still compiled included."""
+    num_used_blocks: int
+    step_seconds: float
+    """From the start of the step to its tokens; 0 where no step was made."""
+    step_tokens: int
+    wait_cause: str | None
+    """See `Scheduler.wait_cause`."""
+    counters: Counters
+
+    @property
+    def counts(self) -> tuple[int, int, int, int]:
+        """What others have to hear of when it changes."""
+        return self.num_running, self.num_waiting, self.num_used_blocks, self.counters.num_steps
+
+
+NO_STATS = StepStats(0.0, 0, 0, 0, 0.0, 0, None, Counters())
+
+
 class StepOutputs(msgspec.Struct, frozen=True, tag=True):
     """Outputs of one step, in the order of the batch."""
 
     outputs: list[TokenOutput]
+    stats: StepStats | None = None
+
+
+class GetSnapshot(msgspec.Struct, frozen=True, tag=True):
+    """Answered by a Snapshot, in order."""
+
+
+class RequestSnapshot(msgspec.Struct, frozen=True, array_like=True):
+    request_id: str
+    is_running: bool
+    num_prompt_tokens: int
+    num_tokens: int
+    num_computed_tokens: int
+    block_ids: list[int]
+    """In order of position; 0 where the sliding window has moved on."""
+    timeline: Timeline
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag=True):
+    """Everything that can be seen at one moment."""
+
+    stats: StepStats
+    requests: list[RequestSnapshot]
+    """Running ones first, best first; then waiting ones."""
+    blocks: bytes
+    """Of each block of the KV cache, the reserved block 0 included: how many requests hold it, 254 at most; a free
+    block is 0, or 255 where its content can still be found."""
 
 
 class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -75,6 +132,9 @@ class CoreReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     architecture: str
     num_parameters: int
+    weight_bytes: int = 0
+    """Of the weights that every step reads: all but an embedding that is not the head too."""
+    kv_bytes_per_token: int = 0
     dtype: str
     kv_cache_dtype: str
     quantization: str
@@ -98,5 +158,5 @@ class CoreFailed(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-ToCore = AddRequest | AbortRequests
-FromCore = StepOutputs | CoreReady | CoreFailed
+ToCore = AddRequest | AbortRequests | GetSnapshot
+FromCore = StepOutputs | CoreReady | CoreFailed | Snapshot

@@ -21,6 +21,7 @@ from scheduler.output import NewRequest, ScheduledRequest, SchedulerOutput
 from .logprobs import RawLogprobs
 from .messages import TokenLogprobs
 from .models.decoder import Decoder
+from .transfer import Download, upload
 
 _ROWS_AT_ONCE = 64
 """Rows of logits that exist at the same time."""
@@ -71,8 +72,11 @@ class PromptReader:
     def _read_logprobs(self, hidden: Tensor, num_logprobs: int, model: Decoder) -> None:
         num_read = len(self._logprobs)
         next_ids = self._next_ids[num_read : num_read + len(hidden)]
-        raw = RawLogprobs(model.compute_logits(hidden), np.full(len(hidden), num_logprobs))
-        self._logprobs += filter(None, raw.entries(next_ids))
+        logits = model.compute_logits(hidden)
+        raw = RawLogprobs(logits, np.full(len(hidden), num_logprobs))
+        [tokens] = upload([next_ids], logits.device)
+        host = Download({"token_ids": tokens, **raw.of(tokens)}).wait()
+        self._logprobs += filter(None, raw.entries(host))
 
 
 @dataclass(frozen=True)

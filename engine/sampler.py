@@ -5,15 +5,18 @@ Order of operations, for each row:
  1. logprobs, if asked for: log-softmax of the logits as the model gave them
  2. logit_bias is added; ids that are not allowed, bad ids, the last ids of bad sequences, and stop ids before
     min_tokens get -inf
- 3. repetition penalty (prompt + output), then frequency and presence penalties (output); then ids with which the
-    output would leave its language get -inf
+ 3. penalties for ids that the row holds: positive logits are divided and negative ones multiplied by the repetition
+    penalty (prompt and output; arXiv 1909.05858), then frequency * count and presence are subtracted (output); then
+    ids with which the output would leave its language get -inf
  4. temperature 0: the likeliest token, the lowest id of equals
  5. otherwise weights w = exp((logit - highest logit) / temperature), so that the likeliest weighs 1
  6. min_p, then top_k, then top_p: each is a lower bound on w (equals of the last kept token are kept), and
     top_p counts what the two before it left
  7. one uniform number u, a hash of (seed, number of output tokens), picks by inverse CDF in vocabulary order
 
-A row's result depends on no other row: u is the row's own, and the bounds are per row.
+A row's result depends on no other row: u is the row's own, and the bounds are per row. One number per token, where
+Gumbel noise would take one per id of the vocabulary, gives every machine the same draw: from equal logits each
+implementation of steps 4 to 7 chooses the same token, but for u within rounding of a border between two.
 """
 
 from dataclasses import dataclass
@@ -27,6 +30,7 @@ from .logprobs import RawLogprobs
 from .messages import TokenLogprobs
 from .sampling_rows import LogitEdits, SamplingRows
 from .structured.language import forbid
+from .transfer import Download, upload
 
 Edits = list[tuple[int, LogitEdits]]
 """(row of the logits, what it does to them)"""
@@ -44,18 +48,33 @@ class Sampled:
     """Empty when no row asked."""
 
 
-def sample(logits: Tensor, params: SamplingRows, rows: np.ndarray, ops: Ops) -> Sampled:
+class PendingSample:
+    """Tokens that the device knows, or will know, before the host does."""
+
+    def __init__(self, token_ids: Tensor, highest: Tensor, raw: RawLogprobs) -> None:
+        self.token_ids = token_ids
+        """int64 [rows], on the device."""
+        self._raw = raw
+        self._download = Download({"token_ids": token_ids, "highest": highest, **raw.of(token_ids)})
+
+    def wait(self) -> Sampled:
+        """Blocks until this step's results are on the host; what was queued on the device later is not waited for."""
+        host = self._download.wait()
+        return Sampled(host["token_ids"], ~np.isfinite(host["highest"]), self._raw.entries(host))
+
+
+def sample(logits: Tensor, params: SamplingRows, rows: np.ndarray, ops: Ops) -> PendingSample:
     """Choose one token for each of `rows`.
 
     logits: float32 [len(rows), vocab]; overwritten. rows: int64, the rows of `params` that they belong to.
-    Steps 4 to 7 are `ops.choose_tokens`.
+    Steps 4 to 7 are `ops.choose_tokens`. On a GPU nothing is waited for.
     """
     indices = rows.tolist()
     wanted_ids = [params.logprob_ids.get(row, ()) for row in indices] if params.logprob_ids else None
     raw = RawLogprobs(logits, params.num_logprobs[rows], wanted_ids)
     if edits := params.edits(indices):
-        _ban_and_bias(logits, edits)
-        _penalise(logits, edits)
+        _ban_and_bias(logits, edits, params.num_output_tokens[rows])
+    params.penalties.apply(logits, rows)
     if matchers := params.matchers_of(indices):
         forbid(logits, matchers)
     choice = TokenChoice(
@@ -66,7 +85,8 @@ def sample(logits: Tensor, params: SamplingRows, rows: np.ndarray, ops: Ops) -> 
         u=uniform(params.seed[rows], params.num_output_tokens[rows]),
     )
     token_ids, highest = ops.choose_tokens(logits, choice)
-    return Sampled(token_ids, ~np.isfinite(highest), raw.entries(token_ids))
+    params.advance(rows, token_ids)
+    return PendingSample(token_ids, highest, raw)
 
 
 def uniform(seeds: np.ndarray, counters: np.ndarray) -> np.ndarray:
@@ -88,37 +108,24 @@ def _mix64(word: np.ndarray) -> np.ndarray:
     return word
 
 
-def _flat(edits: Edits, ids: list[np.ndarray], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Indices of the logits [row, id] for each of the ids of each edited row."""
-    row = np.repeat([index for index, _ in edits], [len(part) for part in ids])
-    return torch.from_numpy(row).to(device), torch.from_numpy(np.concatenate(ids)).to(device)
-
-
-def _ban_and_bias(logits: Tensor, edits: Edits) -> None:
-    row, token = _flat(edits, [edit.bias_ids for _, edit in edits], logits.device)
-    logits[row, token] += torch.from_numpy(np.concatenate([edit.bias_values for _, edit in edits])).to(logits.device)
+def _ban_and_bias(logits: Tensor, edits: Edits, num_output_tokens: np.ndarray) -> None:
+    """num_output_tokens: uint64 [rows of the logits]"""
+    device = logits.device
+    bias_values = np.concatenate([edit.bias_values for _, edit in edits])
+    row, token, bias = upload((*_flat(edits, [edit.bias_ids for _, edit in edits]), bias_values), device)
+    logits[row, token] += bias
     for index, edit in edits:
-        if len(edit.allowed_ids):
-            allowed = torch.from_numpy(edit.allowed_ids).to(logits.device)
+        allowed_ids = edit.allowed_ids
+        if len(allowed_ids):
+            [allowed] = upload([allowed_ids], device)
             kept = logits[index, allowed]
             logits[index] = -torch.inf
             logits[index, allowed] = kept
-    row, token = _flat(edits, [edit.banned_ids for _, edit in edits], logits.device)
+    banned_ids = [edit.banned_ids(int(num_output_tokens[index])) for index, edit in edits]
+    row, token = upload(_flat(edits, banned_ids), device)
     logits[row, token] = -torch.inf
 
 
-def _penalise(logits: Tensor, edits: Edits) -> None:
-    """Positive logits are divided and negative ones multiplied by the repetition penalty (arXiv 1909.05858);
-    then frequency * count + presence * (count > 0) is subtracted."""
-    edits = [(index, edit) for index, edit in edits if edit.has_penalties]
-    if not edits:
-        return
-    ids, counts = zip(*(edit.counted for _, edit in edits), strict=True)
-    row, token = _flat(edits, list(ids), logits.device)
-    factors = np.array([(edit.repetition, edit.frequency, edit.presence) for _, edit in edits], np.float32)
-    per_token = torch.from_numpy(np.repeat(factors, [len(part) for part in ids], axis=0)).to(logits.device)
-    repetition, frequency, presence = per_token.unbind(1)
-    count = torch.from_numpy(np.concatenate(counts)).to(logits.device)
-    values = logits[row, token]
-    values = torch.where(values > 0, values / repetition, values * repetition)
-    logits[row, token] = values - frequency * count - presence * (count > 0)
+def _flat(edits: Edits, ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the logits [row, id] for each of the ids of each edited row."""
+    return np.repeat([index for index, _ in edits], [len(part) for part in ids]), np.concatenate(ids)

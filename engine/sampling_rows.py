@@ -1,32 +1,34 @@
 """`SamplingRows`: the sampling parameters of the rows of the batch, as arrays that live as long as the rows.
 
 A row that only needs temperature, top_k, top_p, min_p and a seed is a handful of numbers. Rows that change
-logits (biases, bad ids, min_tokens, penalties) also have an entry in `_edits`: others pay nothing for it.
+logits (biases, bad ids, min_tokens) also have an entry in `_edits`: others pay nothing for it.
+
+When a token is chosen, the device knows it first (`advance`) and the host later (`append`); between the two the row's
+next token may be chosen already. So whatever a choice depends on moves with `advance`, but for the edits that look at
+the output's tokens and the languages, whose rows have to wait for `append`.
 """
 
 from collections import deque
 from collections.abc import Collection, Sequence
 
 import numpy as np
+from torch import Tensor
 
 from configs.sampling import SamplingParams
 
+from .kernels.ops import Penalties
+from .kernels.penalties import SparsePenalties
 from .structured.language import Language, Matcher
 from .thinking import Thinking
 
 
 class LogitEdits:
-    """What one row does to its logits before they become a distribution.
-
-    The penalties keep the distinct token ids of the row with their counts in the output, so that a step
-    costs as much as there are distinct tokens, not as much as there are words in the vocabulary.
-    """
+    """What one row does to its logits before they become a distribution, but for its penalties and its language."""
 
     def __init__(
         self,
         params: SamplingParams,
         stop_token_ids: Collection[int],
-        prompt_token_ids: np.ndarray,
         output_token_ids: np.ndarray,
     ) -> None:
         bias = params.logit_bias or {}
@@ -42,43 +44,19 @@ class LogitEdits:
         self._newest: deque[int] = deque(maxlen=max(map(len, self._last_ids), default=0))  # output tokens
         self.stop_ids = np.array(sorted(stop_token_ids), np.int64)
         self.min_tokens = params.min_tokens
-        self.num_output_tokens = 0
-        self.presence = params.presence_penalty
-        self.frequency = params.frequency_penalty
-        self.repetition = params.repetition_penalty
-        self.has_penalties = bool(self.presence or self.frequency or self.repetition != 1.0)
-        self._position: dict[int, int] = {}  # token id -> index into _token_ids and _counts
-        self._token_ids = np.empty(64, np.int64)
-        self._counts = np.zeros(64, np.float32)
-        if self.has_penalties and self.repetition != 1.0:  # the others count the output alone
-            for token_id in np.unique(prompt_token_ids).tolist():
-                self._index_of(token_id)
         for token_id in output_token_ids.tolist():
             self.append(token_id)
         self.is_empty = not (
-            self.has_penalties
-            or self._thinking
+            self._thinking
             or any(map(len, (self.bias_ids, self._allowed_ids, self.bad_ids, self._last_ids)))
             or (self.min_tokens > 0 and len(self.stop_ids) > 0)
         )
 
     def append(self, token_id: int) -> None:
         """The row's output grew by one token."""
-        self.num_output_tokens += 1
         self._newest.append(token_id)
         if self._thinking is not None:
             self._thinking.append(token_id)
-        if self.has_penalties:
-            index = self._index_of(token_id)  # may replace _counts by a longer one
-            self._counts[index] += 1
-
-    def _index_of(self, token_id: int) -> int:
-        index = self._position.setdefault(token_id, len(self._position))
-        if index == len(self._token_ids):
-            self._token_ids = np.concatenate([self._token_ids, np.empty_like(self._token_ids)])
-            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-        self._token_ids[index] = token_id
-        return index
 
     @property
     def allowed_ids(self) -> np.ndarray:
@@ -86,11 +64,10 @@ class LogitEdits:
         forced_id = None if self._thinking is None else self._thinking.forced_id
         return self._allowed_ids if forced_id is None else np.array([forced_id], np.int64)
 
-    @property
-    def banned_ids(self) -> np.ndarray:
-        """int64: ids that cannot be chosen now."""
+    def banned_ids(self, num_output_tokens: int) -> np.ndarray:
+        """int64: ids that cannot be chosen now. `num_output_tokens` may count one that `append` has not seen."""
         banned = [self.bad_ids]
-        if self.num_output_tokens < self.min_tokens:
+        if num_output_tokens < self.min_tokens:
             banned.append(self.stop_ids)
         if self._last_ids:
             newest = tuple(self._newest)
@@ -98,16 +75,12 @@ class LogitEdits:
             banned.append(np.array([token_id for ids in lasts for token_id in ids], np.int64))
         return np.concatenate(banned)
 
-    @property
-    def counted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Distinct ids of the row (int64) and how often each is in the output (float32)."""
-        return self._token_ids[: len(self._position)], self._counts[: len(self._position)]
-
 
 class SamplingRows:
     """Parameters of up to `max_num_seqs` rows; each array is indexed by row."""
 
-    def __init__(self, max_num_seqs: int) -> None:
+    def __init__(self, max_num_seqs: int, penalties: Penalties | None = None) -> None:
+        """`penalties` are those of the machine's operations."""
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.top_k = np.zeros(max_num_seqs, np.int64)
         """0 keeps all."""
@@ -121,6 +94,7 @@ class SamplingRows:
         """By row: ids whose logprobs come behind the likeliest."""
         self.matchers: dict[int, Matcher] = {}
         """By row: of those whose output has a language."""
+        self.penalties = penalties or SparsePenalties()
         self._edits: dict[int, LogitEdits] = {}
 
     def put(
@@ -142,7 +116,8 @@ class SamplingRows:
         self.seed[row] = seed
         self.num_output_tokens[row] = len(output_token_ids)
         self.num_logprobs[row] = -1 if params.logprobs is None else params.logprobs
-        edits = LogitEdits(params, stop_token_ids, prompt_token_ids, output_token_ids)
+        self.penalties.put(row, params, prompt_token_ids, output_token_ids)
+        edits = LogitEdits(params, stop_token_ids, output_token_ids)
         if not edits.is_empty:
             self._edits[row] = edits
         if params.logprobs is not None and params.logprob_token_ids:
@@ -153,10 +128,15 @@ class SamplingRows:
     def clear(self, row: int) -> None:
         for table in (self._edits, self.logprob_ids, self.matchers):
             table.pop(row, None)
+        self.penalties.clear(row)
+
+    def advance(self, rows: np.ndarray, token_ids: Tensor) -> None:
+        """The device chose one token more for each of `rows`: int64 [rows], which the host may not know yet."""
+        self.num_output_tokens[rows] += np.uint64(1)
+        self.penalties.append(rows, token_ids)
 
     def append(self, rows: np.ndarray, token_ids: np.ndarray) -> None:
-        """The outputs of `rows` grew by one token each."""
-        self.num_output_tokens[rows] += np.uint64(1)
+        """The host knows what was chosen for `rows`."""
         if self._edits or self.matchers:
             for row, token_id in zip(rows.tolist(), token_ids.tolist(), strict=True):
                 for each in (self._edits.get(row), self.matchers.get(row)):

@@ -16,6 +16,9 @@ from hashlib import blake2b
 NULL_BLOCK = 0
 """Never handed out: padding of block tables, and the place of blocks that a sliding window has left."""
 
+FREE_CACHED = 255
+"""In `BlockPool.states`."""
+
 
 def hash_block(parent: bytes, token_ids: list[int]) -> bytes:
     """Hash of a full block: chained over the hash before it, so that it stands for the whole prefix.
@@ -103,6 +106,13 @@ class BlockPool:
         if block_hash is not None:
             self._hashes[block_id] = None
             del self._block_of_hash[block_hash]
+
+    def states(self) -> bytes:
+        """Of each block, block 0 included: its references, 254 at most; a free block is 0, or `FREE_CACHED`."""
+        pairs = zip(self._ref_counts, self._hashes, strict=True)
+        return bytes(
+            min(count, FREE_CACHED - 1) if count or block_hash is None else FREE_CACHED for count, block_hash in pairs
+        )
 
     def check_integrity(self) -> None:
         """Assert that list, references and hashes agree. O(blocks)."""

@@ -11,7 +11,7 @@ Without a sliding window nothing is given back before the end.
 
 import sys
 
-from configs.settings import SchedulerConfig
+from configs.settings import DEFAULT_BATCHED_TOKENS, DEFAULT_BLOCK_SIZE, SchedulerConfig
 
 from .block_pool import NULL_BLOCK, BlockPool, hash_block, root_hash
 from .request import Request
@@ -29,11 +29,11 @@ class KVCacheManager:
         when it holds for every layer, since a block spans all layers."""
         assert sliding_window is None or sliding_window >= 1, sliding_window
         self.pool = BlockPool(num_blocks)
-        self.block_size = config.block_size
+        self.block_size = config.block_size or DEFAULT_BLOCK_SIZE
         self.sliding_window = sliding_window
         self.enable_prefix_caching = config.enable_prefix_caching
         self.max_tokens = (num_blocks - 1) * self.block_size
-        self.max_chunk = config.max_num_batched_tokens
+        self.max_chunk = config.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS
         if sliding_window is not None:
             # Inverse of _peak_blocks: what fits beside a window that ends and begins inside a block.
             room = (num_blocks - 2) * self.block_size - sliding_window + 2
@@ -97,13 +97,13 @@ class KVCacheManager:
         request.block_ids += new_block_ids
         return new_block_ids
 
-    def register_full_blocks(self, request: Request) -> None:
-        """Let others find the blocks that are full by now: their KV has been computed."""
-        num_full = request.num_computed_tokens // self.block_size
+    def register_full_blocks(self, request: Request, num_computed_tokens: int) -> None:
+        """Let others find the blocks that are full by now: the KV of so many tokens has been computed."""
+        num_full = num_computed_tokens // self.block_size
         if num_full == request.num_registered_blocks or not self.enable_prefix_caching:
             return
         hashes = self._block_hashes(request, num_full)
-        for index in range(request.num_registered_blocks, num_full):
+        for index in range(max(request.num_registered_blocks, request.num_released_blocks), num_full):
             self.pool.register(request.block_ids[index], hashes[index])
         request.num_registered_blocks = num_full
 

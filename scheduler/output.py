@@ -21,6 +21,8 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: frozenset[int]
     """Ids that end the request (end-of-sequence and stop ids); masked until `min_tokens`."""
     seed: int
+    admission: int
+    """Serial number: an id comes back after a preemption, or with another request, this does not."""
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +33,10 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     request_id: str
+    admission: int
+    """See `NewRequest`."""
     num_computed_tokens: int
-    """Tokens whose KV exists before this step (cached prefix included)."""
+    """Tokens whose KV exists before this step (cached prefix included), once the steps under way have run."""
     num_scheduled_tokens: int
     new_block_ids: list[int]
     """Appended to the request's block table; for a `NewRequest` the whole table."""

@@ -4,6 +4,8 @@ import enum
 
 from configs.sampling import SamplingParams
 
+from .timeline import Timeline
+
 
 class RequestStatus(enum.Enum):
     """WAITING -> RUNNING -> FINISHED; a preempted request goes back to WAITING."""
@@ -16,26 +18,30 @@ class RequestStatus(enum.Enum):
 class Request:
     """State of one request. The scheduler changes it; everybody else reads.
 
-    token_ids  |<- num_prompt_tokens ->|<- num_output_tokens ->|
-               |<- num_computed_tokens ->|<-    behind by   -> |
+    token_ids  |<- num_prompt_tokens ->|<- num_output_tokens ->|<- num_pending_tokens ->|
+               |<-  num_computed_tokens  ->|<-          behind by              ->|
 
-    The KV of the first `num_computed_tokens` tokens exists; the request is *behind* by the rest. Both counts
-    are in tokens. `block_ids`, `block_hashes`, `num_registered_blocks` and `num_released_blocks` belong to
+    The KV of the first `num_computed_tokens` tokens exists, or will once the steps that are under way have run; the
+    request is *behind* by the rest. Pending tokens are chosen by such steps: their ids are not known here yet. All
+    counts are in tokens. `block_ids`, `block_hashes`, `num_registered_blocks` and `num_released_blocks` belong to
     `KVCacheManager`.
     """
 
     __slots__ = (
+        "admission",
         "arrival_time",
         "block_hashes",
         "block_ids",
+        "deadline",
         "eos_token_ids",
         "error",
         "extra_keys",
         "finish_reason",
-        "first_scheduled_time",
+        "needs_newest_token",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_preemptions",
+        "num_ever_computed_tokens",
+        "num_pending_tokens",
         "num_prompt_tokens",
         "num_registered_blocks",
         "num_released_blocks",
@@ -47,6 +53,7 @@ class Request:
         "status",
         "stop_reason",
         "stop_token_ids",
+        "timeline",
         "token_ids",
         "wants_output",
     )
@@ -62,8 +69,9 @@ class Request:
         priority: int = 0,
         extra_keys: tuple[str, ...] = (),
         seed: int = 0,
+        deadline: float | None = None,
     ) -> None:
-        """`arrival_time` in seconds on the caller's clock; requests share cached blocks only with equal
+        """`arrival_time` and `deadline` in seconds on the caller's clock; requests share cached blocks only with equal
         `extra_keys` (cache salt, adapter, …); `seed` goes to the sampler as it is."""
         self.request_id = request_id
         self.sampling_params = sampling_params
@@ -71,21 +79,30 @@ class Request:
         self.eos_token_ids = () if sampling_params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(self.eos_token_ids).union(sampling_params.stop_token_ids)
         self.wants_output = sampling_params.max_tokens != 0
+        # whether the host has to know the newest token before it can say how the next one is chosen
+        self.needs_newest_token = (
+            sampling_params.structured is not None
+            or sampling_params.thinking is not None
+            or any(len(sequence) > 1 for sequence in sampling_params.bad_sequences)
+        )
         self.priority = priority
         self.extra_keys = extra_keys
         self.seed = seed
+        self.deadline = deadline
 
         self.token_ids = list(prompt_token_ids)  # prompt, then output
         self.num_prompt_tokens = len(prompt_token_ids)
         self.num_computed_tokens = 0
+        self.num_pending_tokens = 0
+        self.num_ever_computed_tokens = 0  # more than `num_computed_tokens` only after a preemption
         self.num_cached_tokens = 0  # prompt tokens that came from the prefix cache at the first admission
-        self.num_preemptions = 0
+        self.timeline = Timeline(queued=arrival_time)
 
         self.status = RequestStatus.WAITING
-        self.finish_reason: str | None = None  # stop, complete, length, repetition, abort or error
+        self.admission = -1  # serial number while running: steps of an earlier admission do not count any more
+        self.finish_reason: str | None = None  # stop, complete, length, repetition, timeout, abort or error
         self.stop_reason: int | None = None  # the request's own stop id that matched; None for end-of-sequence
         self.error: str | None = None  # why, when finish_reason is error
-        self.first_scheduled_time: float | None = None  # seconds, on the clock of `arrival_time`
         self.order: tuple[int, float, int] = (priority, arrival_time, 0)  # lower runs first; set when added
 
         self.block_ids: list[int] = []  # block table; 0 where the sliding window has moved on
@@ -103,7 +120,7 @@ class Request:
 
     @property
     def num_behind(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return len(self.token_ids) + self.num_pending_tokens - self.num_computed_tokens
 
     @property
     def prompt_token_ids(self) -> list[int]:

@@ -42,6 +42,7 @@ class _Plan(NamedTuple):
 
 class CPUAttention:
     name: ClassVar[str] = "cpu"
+    captures_decode: ClassVar[bool] = False
 
     @classmethod
     def unsupported(cls, spec: AttentionSpec) -> list[str]:
@@ -50,6 +51,8 @@ class CPUAttention:
             reasons.append(f"runs on CPUs, not on {spec.device.type}")
         if spec.dtype not in (torch.float32, torch.bfloat16):
             reasons.append(f"has no kernels for {spec.dtype}")
+        if spec.has_scales and spec.kv_cache_dtype != torch.int8:
+            reasons.append(f"keeps no {spec.kv_cache_dtype} cache")
         if spec.head_dim % LANES:
             reasons.append(f"head_dim {spec.head_dim} is no multiple of {LANES}")
         if spec.block_size % LANES:
@@ -127,7 +130,7 @@ class CPUAttention:
 
     def _plan_again(self, metadata: AttentionMetadata, window: int | None) -> _Plan:
         """The last plan, as long as each sequence decodes one token more in the same splits of keys."""
-        starts, seq_lens = metadata.query_start_loc.numpy(), metadata.seq_lens.numpy().astype(np.int64)
+        starts, seq_lens = metadata.host_query_start_loc, metadata.host_seq_lens.astype(np.int64)
         if starts[-1] != len(seq_lens):
             return self._plan(metadata, window or UNLIMITED)
         splits = (-(-seq_lens // SPLIT)).tobytes(), (np.maximum(0, seq_lens - (window or UNLIMITED)) // SPLIT).tobytes()
@@ -152,7 +155,7 @@ class CPUAttention:
 
     def _units(self, metadata: AttentionMetadata, window: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Units without `first_part` and `slot`, and of each one the number of parts and rows * keys."""
-        starts, seq_lens = metadata.query_start_loc.numpy(), metadata.seq_lens.numpy()
+        starts, seq_lens = metadata.host_query_start_loc, metadata.host_seq_lens
         query_lens, kv_heads = np.diff(starts), self.spec.num_kv_heads
         group = self.spec.num_heads // kv_heads
         tokens_per_unit = max(1, ROWS_PER_UNIT // group)

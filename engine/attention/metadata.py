@@ -7,11 +7,15 @@ Tokens of a step are packed request after request; a request's KV lies in blocks
     cache slot of a token = block id * block_size + offset in the block
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar, Protocol, Self
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from engine.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,31 @@ class AttentionMetadata:
     """int32 [num_seqs, max_blocks]: block ids in order of position; padded with 0, the reserved block."""
     slot_mapping: Tensor
     """int64 [num_tokens]: cache slot of each token; -1 is not stored."""
+    host_query_start_loc: np.ndarray
+    """As above, for plans that are made on the host without waiting for the device. Where the step is replayed from a
+    CUDA graph these two hold the largest values that any replay has."""
+    host_seq_lens: np.ndarray
+
+    @classmethod
+    def from_host(
+        cls,
+        query_start_loc: np.ndarray,
+        seq_lens: np.ndarray,
+        block_table: np.ndarray,
+        slot_mapping: np.ndarray,
+        device: torch.device | None = None,
+    ) -> Self:
+        """From arrays of the types above; `device` None is the CPU."""
+        tensors = upload((query_start_loc, seq_lens, block_table, slot_mapping), device or torch.device("cpu"))
+        return cls(*tensors, query_start_loc, seq_lens)
+
+    @cached_property
+    def max_query_len(self) -> int:
+        return int(np.diff(self.host_query_start_loc).max(initial=0))
+
+    @cached_property
+    def max_seq_len(self) -> int:
+        return int(self.host_seq_lens.max(initial=0))
 
 
 @dataclass(frozen=True)
@@ -46,7 +75,10 @@ class AttentionSpec:
     softcap: float = 0.0
     """and then, unless this is 0, softcap * tanh(score / softcap)."""
     kv_cache_dtype: torch.dtype | None = None
-    """int8: each token's key and value of a head is rounded to 8 bits and a float32 scale. None: `dtype`."""
+    """int8 and the float8 types: each token's key and value of a head is rounded to 8 bits and has a float32 scale, its
+    greatest magnitude over the type's greatest number. None: `dtype`."""
+    capability: tuple[int, int] = (0, 0)
+    """Of a CUDA device, such as (9, 0)."""
 
     @property
     def num_layers(self) -> int:
@@ -60,7 +92,15 @@ class AttentionSpec:
     @property
     def vector_bytes(self) -> int:
         """Bytes of one token's key or value of one head."""
-        return self.head_dim + 4 if self.kv_cache_dtype == torch.int8 else self.head_dim * self.dtype.itemsize
+        return self.head_dim + 4 if self.has_scales else self.head_dim * self.cache_dtype.itemsize
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return self.kv_cache_dtype or self.dtype
+
+    @property
+    def has_scales(self) -> bool:
+        return self.cache_dtype.itemsize == 1
 
 
 @dataclass(frozen=True)
@@ -71,12 +111,18 @@ class KVCache:
     values: list[Tensor]
     num_blocks: int
     """Block 0 is reserved: it pads block tables and belongs to no request."""
+    key_scales: list[Tensor] = field(default_factory=list)
+    """Where they are kept apart from the numbers, one per layer."""
+    value_scales: list[Tensor] = field(default_factory=list)
 
 
 class AttentionBackend(Protocol):
     """Attention over the paged cache: `prepare` once per step, then `run` for every layer."""
 
     name: ClassVar[str]
+    captures_decode: ClassVar[bool]
+    """Whether `run` can be captured in a CUDA graph where each sequence has one query, and replayed after the tensors
+    of the metadata were changed in place."""
 
     @classmethod
     def unsupported(cls, spec: AttentionSpec) -> list[str]:

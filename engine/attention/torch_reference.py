@@ -1,17 +1,15 @@
-"""Attention in plain torch: complete, obvious and slow; the oracle for the other backends.
-
-Cache layout per layer: [num_blocks, block_size, num_kv_heads, head_dim] (NHD).
-"""
+"""Attention in plain torch: complete, obvious and slow; the oracle for the other backends."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from .metadata import AttentionMetadata, AttentionSpec, KVCache
-from .storage import zeros
+from .metadata import AttentionMetadata, AttentionSpec
+from .paged import PagedAttention, rounded
 
 WORKSPACE_ELEMENTS = 2**24
 """Padded scores, or gathered keys and values, of the sequences that are computed together (64 MiB in float32)."""
@@ -28,43 +26,50 @@ class _Piece:
     is_key: Tensor  # bool [n, K]
 
 
-class TorchReferenceAttention:
+class TorchReferenceAttention(PagedAttention):
     name: ClassVar[str] = "torch_reference"
 
     @classmethod
     def unsupported(cls, spec: AttentionSpec) -> list[str]:
-        return ["keeps no int8 cache; take kv_cache_dtype auto"] if spec.kv_cache_dtype == torch.int8 else []
-
-    def __init__(self, spec: AttentionSpec) -> None:
-        self.spec = spec
-
-    def allocate(self, num_blocks: int) -> KVCache:
-        spec = self.spec
-        shape = (num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
-        keys, values = ([zeros(shape, spec.dtype, spec.device) for _ in range(spec.num_layers)] for _ in "kv")
-        self.cache = KVCache(keys, values, num_blocks)
-        return self.cache
+        return []
 
     def prepare(self, metadata: AttentionMetadata) -> None:
+        super().prepare(metadata)
         self.stored = (metadata.slot_mapping >= 0).nonzero().flatten()
         self.slots = metadata.slot_mapping[self.stored]
         self.pieces = list(self._pieces(metadata))
 
-    def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.cache.keys[layer], self.cache.values[layer]
-        keys.flatten(0, 1)[self.slots] = k[self.stored]
-        values.flatten(0, 1)[self.slots] = v[self.stored]
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        cache = self.cache
+        for x, numbers, scales in ((k, cache.keys, cache.key_scales), (v, cache.values, cache.value_scales)):
+            new = x[self.stored]
+            if self.spec.has_scales:
+                new, scale = rounded(new, self.spec.cache_dtype)
+                scales[layer].flatten(0, 1)[self.slots] = scale
+            numbers[layer].flatten(0, 1)[self.slots] = new
+
+    def forward(self, layer: int, q: Tensor) -> Tensor:
         out = torch.empty_like(q)
         for piece in self.pieces:
-            rows = (q[piece.rows], keys[piece.blocks], values[piece.blocks])
+            rows = (q[piece.rows], *self._gather(layer, piece.blocks))
             attended = _attend(*rows, piece, self.spec, self.spec.windows[layer])
             out[piece.rows[piece.is_query]] = attended[piece.is_query].to(out.dtype)
         return out
 
+    def _gather(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """[n, blocks] -> keys and values, each [n, blocks, block_size, num_kv_heads, head_dim]"""
+        cache = self.cache
+        k, v = cache.keys[layer][blocks], cache.values[layer][blocks]
+        if not self.spec.has_scales:
+            return k, v
+        return (
+            k.float() * cache.key_scales[layer][blocks][..., None],
+            v.float() * cache.value_scales[layer][blocks][..., None],
+        )
+
     def _pieces(self, metadata: AttentionMetadata) -> Iterator[_Piece]:
         """Cut the sequences, sorted by length, where their padded work would outgrow the workspace."""
-        starts = metadata.query_start_loc.long()
-        query_lens, seq_lens = (starts[1:] - starts[:-1]).tolist(), metadata.seq_lens.tolist()
+        query_lens, seq_lens = np.diff(metadata.host_query_start_loc).tolist(), metadata.host_seq_lens.tolist()
         spec, most_queries, most_keys = self.spec, 0, 0
         members: list[int] = []
         for seq in sorted(range(len(seq_lens)), key=lambda seq: (query_lens[seq], seq_lens[seq])):

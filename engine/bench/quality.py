@@ -40,7 +40,7 @@ def measure(config: EngineConfig, *, text: str, window: int) -> dict[str, Any]:
     exact = load_model(plain, checkpoint)
     served = load_model(config, checkpoint)
     for model in (exact, served):
-        model.backend.allocate(1 + -(-window // config.block_size))
+        model.backend.allocate(1 + -(-window // model.spec.block_size))
     columns = [compare(exact, served, piece) for piece in pieces]
     divergence, exact_loss, loss, same = (torch.cat(parts) for parts in zip(*columns, strict=True))
     return {

@@ -3,6 +3,7 @@
 blocks    | 0: reserved | sequence 0 | sequence 1 | …
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,11 +26,12 @@ class Steps:
         self.rope_lengths = torch.full_like(self.positions, seq_len)
         self.all_rows = torch.arange(num_seqs * query_len, device=device)
         self.last_rows = torch.arange(1, num_seqs + 1, device=device) * query_len - 1
-        self.metadata = AttentionMetadata(
-            query_start_loc=torch.arange(0, (num_seqs + 1) * query_len, query_len, dtype=torch.int32, device=device),
-            seq_lens=torch.full((num_seqs,), seq_len, dtype=torch.int32, device=device),
-            block_table=table.int().to(device),
-            slot_mapping=slots.flatten().to(device),
+        self.metadata = AttentionMetadata.from_host(
+            query_start_loc=np.arange(0, (num_seqs + 1) * query_len, query_len, dtype=np.int32),
+            seq_lens=np.full(num_seqs, seq_len, np.int32),
+            block_table=table.int().numpy(),
+            slot_mapping=slots.flatten().numpy(),
+            device=device,
         )
 
     def forward(self, token_ids: Tensor, wanted: Tensor) -> Tensor:

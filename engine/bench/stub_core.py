@@ -1,4 +1,4 @@
-"""`python -m engine.bench.stub_core STEP_MS ENDPOINT CONFIG`: a core without a model, to measure what is around it.
+"""`python -m engine.bench.stub_core STEP_MS FOLDER CONFIG`: a core without a model, to measure what is around it.
 
 Each request gets its own prompt's tokens, over and over; every step gives each running request one. Steps begin
 every STEP_MS milliseconds, or as fast as they can be sent when it is 0.
@@ -8,7 +8,6 @@ import sys
 import time
 
 import msgspec
-import zmq
 
 from engine.core_process import connect
 from engine.messages import AddRequest, CoreReady, StepOutputs, ToCore, TokenOutput
@@ -60,16 +59,13 @@ class StubCore:
 
 
 def main() -> None:
-    step_ms, endpoint, _ = sys.argv[1:]
-    socket = connect(endpoint)
+    step_ms, folder, _ = sys.argv[1:]
+    socket, _heartbeat = connect(folder)
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToCore)
     socket.send(encoder.encode(READY))
-    poller = zmq.Poller()
-    poller.register(socket, zmq.POLLIN)
-    poller.register(sys.stdin.fileno(), zmq.POLLIN)
     core, due = StubCore(), 0.0
-    while sys.stdin.fileno() not in (ready := dict(poller.poll(max(0.0, due - time.monotonic()) * 1e3))):
-        if socket in ready:
+    while True:
+        if socket.poll(max(0.0, due - time.monotonic()) * 1e3):
             core.take(decoder.decode(socket.recv()))
         elif time.monotonic() >= due:
             due = time.monotonic() + float(step_ms) / 1e3

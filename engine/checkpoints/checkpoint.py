@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Scale:
+    """What the numbers of another tensor have to be multiplied by."""
+
+    tensor: StoredTensor  # of two dimensions
+    block: tuple[int, int]
+    """Rows and columns that share an element; the last block of either may be cut."""
+
+
+@dataclass(frozen=True)
 class StoredTensor:
     """A tensor as it lies in its file; nothing is read until `data` is touched."""
 
@@ -27,9 +36,11 @@ class StoredTensor:
     shape: tuple[int, ...]
     """Rows first, in elements."""
     dtype: str
-    """F64, F32, F16, BF16 or one of GGUF's quantised types, such as Q4_K."""
+    """F64, F32, F16, BF16, F8_E4M3 or one of GGUF's quantised types, such as Q4_K."""
     data: npt.NDArray[np.uint8]
     """The raw little-endian bytes, flat; mapped copy-on-write."""
+    scale: Scale | None = None
+    """Of F8_E4M3, always."""
 
 
 @dataclass(frozen=True)
@@ -57,3 +68,5 @@ class Checkpoint:
     """Jinja source; the one named `default` when there are several."""
     tensors: dict[str, StoredTensor] = field(repr=False)
     """By Hugging Face name."""
+    notes: tuple[str, ...] = ()
+    """What the person who starts it may want to know."""

@@ -82,19 +82,16 @@ def _architecture(raw: dict[str, Any], file: Path) -> str:
     for name in names:
         if name in FAMILY_DEFAULTS:
             return str(name)
+    own_code = ", and code of its own (auto_map) is never run" if "auto_map" in raw else ""
     raise CheckpointError(
-        f"{file}: architecture {', '.join(map(str, names))} is not supported; these are: {', '.join(FAMILY_DEFAULTS)}"
+        f"{file}: architecture {', '.join(map(str, names))} is not supported{own_code};"
+        f" these are: {', '.join(FAMILY_DEFAULTS)}"
     )
 
 
 def _refuse_unsupported(values: dict[str, Any], file: Path) -> None:
     if values.get("hidden_act", "silu") != "silu":
         raise CheckpointError(f"{file}: hidden_act {values['hidden_act']} is not supported, only silu is")
-    if "quantization_config" in values:
-        method = values["quantization_config"].get("quant_method", "unknown")
-        raise CheckpointError(
-            f"{file}: quantization_config ({method}) is not supported; use a GGUF file for quantised weights"
-        )
 
 
 def _dtype(values: dict[str, Any], file: Path, stored_dtype: str) -> str:

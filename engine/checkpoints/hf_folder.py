@@ -8,6 +8,7 @@ import msgspec
 from configs.errors import CheckpointError
 
 from .checkpoint import Checkpoint, StoredTensor, TokenizerFiles
+from .float8_tensors import check_quantization, with_scales
 from .hf_config import parse_config
 from .safetensors_file import read_safetensors
 
@@ -16,8 +17,9 @@ PICKLE_REASON = (
     "pickle files can run any code while they load and are refused; "
     "convert the checkpoint to safetensors (transformers: model.save_pretrained)"
 )
+OWN_CODE = "the checkpoint names code of its own (auto_map), which is never run"
 
-DTYPE_NAMES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+DTYPE_NAMES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "bfloat16"}
 
 
 def open_hf_folder(folder: Path) -> Checkpoint:
@@ -26,7 +28,10 @@ def open_hf_folder(folder: Path) -> Checkpoint:
     if not config_file.is_file():
         raise CheckpointError(f"{folder}: no config.json" + _gguf_hint(folder))
     raw_config = read_json(config_file)
-    tensors = _read_tensors(folder)
+    quantization = raw_config.get("quantization_config") or {}
+    if quantization:
+        check_quantization(quantization, config_file)
+    tensors = with_scales(_read_tensors(folder), quantization)
     largest = max(tensors.values(), key=lambda tensor: tensor.data.size, default=None)
     stored_dtype = DTYPE_NAMES[largest.dtype] if largest else "float32"
     generation_config = read_json(folder / "generation_config.json", missing_ok=True)
@@ -40,6 +45,7 @@ def open_hf_folder(folder: Path) -> Checkpoint:
         tokenizer_source=TokenizerFiles(folder, tokenizer_config),
         chat_template=_chat_template(folder, tokenizer_config),
         tensors=tensors,
+        notes=(OWN_CODE,) if "auto_map" in raw_config or "auto_map" in tokenizer_config else (),
     )
 
 

@@ -15,7 +15,7 @@ from .checkpoint import StoredTensor
 #                                   ^ data_offsets count from here
 LENGTH_BYTES = 8
 
-ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
 
 
 class _Entry(msgspec.Struct):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from .cpu.build import KernelsUnavailable
 
 if TYPE_CHECKING:
     import torch
@@ -12,11 +14,14 @@ if TYPE_CHECKING:
     from .ops import Ops
 
 
-def select_ops(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> tuple[Ops, list[str]]:
-    """The fastest operations for this machine, and notes on what is lost where they are not to be had."""
+def select_ops(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, *, compiled: bool = False
+) -> tuple[Ops, list[str]]:
+    """The fastest operations for this machine, and notes on what is lost where they are not to be had; `compiled` takes
+    torch's, compiled by torch.
+    """
     import torch
 
-    from .cpu.build import KernelsUnavailable
     from .torch_ops import TorchOps
 
     shape = {
@@ -25,11 +30,29 @@ def select_ops(config: ModelConfig, device: torch.device, dtype: torch.dtype) ->
         "head_dim": config.head_dim,
         "norm_eps": config.rms_norm_eps,
     }
-    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
-        return TorchOps(**shape), []
-    try:
-        from .cpu.ops import CPUOps
+    if compiled:
+        from .compiled import CompiledOps
 
-        return CPUOps(**shape, dtype=dtype), []
-    except KernelsUnavailable as error:
+        return CompiledOps(**shape), []
+    try:
+        if device.type == "cuda":
+            return _triton_ops(device, shape), []
+        if device.type == "cpu" and dtype in (torch.float32, torch.bfloat16):
+            from .cpu.ops import CPUOps
+
+            return CPUOps(**shape, dtype=dtype), []
+    except (ImportError, KernelsUnavailable) as error:
         return TorchOps(**shape), [f"slower layer operations (torch's): {error}"]
+    return TorchOps(**shape), []
+
+
+def _triton_ops(device: torch.device, shape: dict[str, Any]) -> Ops:
+    """Raises `KernelsUnavailable` where the device is too old, ImportError without Triton."""
+    import torch
+
+    if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+        found = ".".join(map(str, capability))
+        raise KernelsUnavailable(f"the Triton kernels need compute capability 8.0, and the device has {found}")
+    from .gpu.ops import TritonOps
+
+    return TritonOps(**shape)

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from torch import Tensor
 
-from .quantised import QuantisedWeight
+from configs.sampling import SamplingParams
+
+from .quantised import Float8Weight, QuantisedWeight
 
 if TYPE_CHECKING:
+    import torch
+
     from engine.attention.metadata import AttentionBackend
 
 
@@ -47,6 +51,26 @@ class TokenChoice:
         )
 
 
+class Penalties(Protocol):
+    """Step 3 of engine/sampler.py, with what it has to remember of the rows. Rows without penalties cost nothing."""
+
+    def put(self, row: int, params: SamplingParams, prompt_ids: np.ndarray, output_ids: np.ndarray) -> None:
+        """A request gets the row, with the output that it has so far."""
+        ...
+
+    def clear(self, row: int) -> None:
+        """The row is nobody's; also where it had no penalties."""
+        ...
+
+    def append(self, rows: np.ndarray, token_ids: Tensor) -> None:
+        """The outputs of `rows` grew by one token each: int64 [rows], on the device."""
+        ...
+
+    def apply(self, logits: Tensor, rows: np.ndarray) -> None:
+        """Change logits, float32 [len(rows), vocab_size], as the penalties of `rows` ask."""
+        ...
+
+
 class Ops(Protocol):
     """Layer operations of one network on one kind of machine."""
 
@@ -59,6 +83,13 @@ class Ops(Protocol):
 
     def pack_quantised(self, name: str, weight: QuantisedWeight, bias: Tensor | None) -> Any:
         """As `pack`, for weights of 8 or 4 bits."""
+        ...
+
+    packs_float8: ClassVar[bool]
+    """Whether there is `pack_float8`."""
+
+    def pack_float8(self, name: str, weight: Float8Weight, bias: Tensor | None) -> Any:
+        """As `pack`, for a layer that rounds its input to float8 as well; rows and columns are multiples of 16."""
         ...
 
     def bind(self, layer: LayerWeights) -> Any:
@@ -97,11 +128,16 @@ class Ops(Protocol):
         """RMSNorm and head: [rows, hidden_size] -> float32 [rows, vocab_size]"""
         ...
 
-    def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[np.ndarray, np.ndarray]:
+    def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[Tensor, Tensor]:
         """Token ids int64 [rows], and the highest logit of each row, float32 [rows]: NaN where the row holds one.
 
-        logits float32 [rows, vocab_size], overwritten. Ids mean nothing where the highest logit is not finite.
+        logits float32 [rows, vocab_size], overwritten. Ids mean nothing where the highest logit is not finite. On a GPU
+        nothing is waited for.
         """
+        ...
+
+    def make_penalties(self, vocab_size: int, device: torch.device) -> Penalties:
+        """For the rows of one batch, whose tokens `choose_tokens` gives."""
         ...
 
 

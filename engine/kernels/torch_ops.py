@@ -2,14 +2,14 @@
 
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.metadata import AttentionBackend
 
-from .ops import LayerWeights, TokenChoice, each_layer
+from .ops import LayerWeights, Penalties, TokenChoice, each_layer
+from .penalties import SparsePenalties
 from .torch_sampling import choose_tokens
 
 
@@ -45,6 +45,7 @@ class TorchOps:
     """See `Ops` for shapes. Norms, rotary embedding and softmax are computed in float32."""
 
     packs_quantised: ClassVar[bool] = False
+    packs_float8: ClassVar[bool] = False
     embeds_from_head: ClassVar[bool] = False
 
     def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float) -> None:
@@ -85,8 +86,11 @@ class TorchOps:
         logits: Tensor = head(self._norm(hidden, norm_weight))
         return logits.float()
 
-    def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[np.ndarray, np.ndarray]:
+    def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[Tensor, Tensor]:
         return choose_tokens(logits, choice)
+
+    def make_penalties(self, vocab_size: int, device: torch.device) -> Penalties:
+        return SparsePenalties()
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root mean square norm over the last dimension (arXiv 1910.07467)."""

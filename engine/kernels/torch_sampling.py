@@ -1,8 +1,13 @@
-"""Steps 4 to 7 of engine/sampler.py in plain torch: the token of each row from its logits."""
+"""Steps 4 to 7 of engine/sampler.py in plain torch: the token of each row from its logits.
+
+On a GPU it waits for the device where a nucleus may be wider than what top_p looks at first.
+"""
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from engine.transfer import upload
 
 from .ops import TokenChoice
 
@@ -13,50 +18,50 @@ _CANDIDATES = 256  # likeliest tokens in which top_p looks first; a full sort ta
 _CDF_BLOCK = 64  # vocabulary ids per step of the coarse CDF
 
 
-def choose_tokens(logits: Tensor, choice: TokenChoice) -> tuple[np.ndarray, np.ndarray]:
+def choose_tokens(logits: Tensor, choice: TokenChoice) -> tuple[Tensor, Tensor]:
     """See `Ops.choose_tokens`."""
     highest, chosen = logits.max(dim=-1)  # NaN if the row holds one; the first of equals
     drawing = np.flatnonzero(choice.temperature > 0)
     if len(drawing):
-        index = torch.from_numpy(drawing).to(logits.device)
+        [index] = upload([drawing], logits.device)
         part = logits if len(drawing) == len(logits) else logits[index]
         chosen[index] = _draw(part, highest[index], choice.rows(drawing))
-    return chosen.cpu().numpy(), highest.cpu().numpy()
+    return chosen, highest
 
 
 def _draw(logits: Tensor, highest: Tensor, choice: TokenChoice) -> Tensor:
     """Token ids, int64 [rows], drawn from logits [rows, vocab], which are overwritten."""
-    device = logits.device
-    temperature = np.maximum(choice.temperature, LOWEST_TEMPERATURE)
-    weights = logits.sub_(highest[:, None]).div_(torch.from_numpy(temperature)[:, None].to(device)).exp_()
+    arrays = (np.maximum(choice.temperature, np.float32(LOWEST_TEMPERATURE)), choice.min_p, choice.u)
+    temperature, min_p, u = upload(arrays, logits.device)
+    weights = logits.sub_(highest[:, None]).div_(temperature[:, None]).exp_()
     if (choice.min_p > 0).any():
-        weights.masked_fill_(weights < torch.from_numpy(choice.min_p)[:, None].to(device), 0.0)
+        weights.masked_fill_(weights < min_p[:, None], 0.0)
     rows, vocab = weights.shape
     limited = np.flatnonzero((choice.top_k > 0) & (choice.top_k < vocab) | (choice.top_p < 1))
     if len(limited):
-        index = torch.from_numpy(limited).to(device)
+        [index] = upload([limited], logits.device)
         part = weights if len(limited) == rows else weights[index]
         _keep_likeliest(part, choice.top_k[limited], choice.top_p[limited])
         if part is not weights:
             weights[index] = part
-    return _inverse_cdf(weights, torch.from_numpy(choice.u).to(device))
+    return _inverse_cdf(weights, u)
 
 
 def _keep_likeliest(weights: Tensor, top_k: np.ndarray, top_p: np.ndarray) -> None:
     """Zero what top_k and top_p leave out of weights [rows, vocab], in place; top_k 0 and top_p 1 keep all."""
-    device, vocab = weights.device, weights.shape[1]
+    vocab = weights.shape[1]
     top_k = np.where(top_k == 0, vocab, np.minimum(top_k, vocab))
     most = int(top_k[top_k < vocab].max(initial=_CANDIDATES if (top_p < 1).any() else 1))
     best = weights.topk(min(vocab, most)).values  # [rows, candidates], descending
     if (top_k < vocab).any():
-        last = torch.from_numpy(np.minimum(top_k, best.shape[1]) - 1).to(device)
-        bound = best.gather(1, last[:, None])
-        bound[torch.from_numpy(top_k == vocab).to(device)] = 0.0
+        last, has_none = upload((np.minimum(top_k, best.shape[1]) - 1, top_k == vocab), weights.device)
+        bound = best.gather(1, last[:, None]).masked_fill_(has_none[:, None], 0.0)
         weights.masked_fill_(weights < bound, 0.0)
     if (top_p < 1).any():
-        target = _blocks(weights).sum(2).sum(1, dtype=torch.float64) * torch.from_numpy(top_p).to(device)
-        bound = torch.where(torch.from_numpy(top_p < 1).to(device), _nucleus_bound(weights, best, target), 0.0)[:, None]
-        weights.masked_fill_(weights < bound, 0.0)
+        share, has_none = upload((top_p, top_p == 1), weights.device)
+        target = _blocks(weights).sum(2).sum(1, dtype=torch.float64) * share
+        bound = _nucleus_bound(weights, best, target).masked_fill_(has_none, 0.0)
+        weights.masked_fill_(weights < bound[:, None], 0.0)
 
 
 def _nucleus_bound(weights: Tensor, best: Tensor, target: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ One file for every family; families differ by ModelConfig. Holds no requests and
 is passed to `forward` owns the cache and knows which tokens belong together.
 """
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,11 @@ class DecoderWeights:
     head: Any  # Linear: hidden_size -> vocab_size
     num_parameters: int
     """Elements, a tied head counted once."""
+
+    @property
+    def bytes_per_step(self) -> int:
+        """What every step reads, as it is stored: of an embedding of its own only rows are read."""
+        return sum(_num_bytes(part) for part in (*self.layers, self.final_norm, self.head))
 
 
 class Decoder:
@@ -60,3 +66,12 @@ class Decoder:
         """Rows of `forward` [rows, hidden_size] -> behind the final norm, float32 [rows, hidden_size]"""
         norm = self.weights.final_norm.float()
         return F.rms_norm(hidden.float(), list(norm.shape), norm, self.config.rms_norm_eps)
+
+
+def _num_bytes(weights: Any) -> int:
+    """Of a tensor, or of all in a named tuple or dataclass."""
+    if isinstance(weights, Tensor):
+        return weights.nbytes
+    if dataclasses.is_dataclass(weights):
+        return sum(map(_num_bytes, vars(weights).values()))
+    return sum(map(_num_bytes, weights)) if isinstance(weights, tuple) else 0

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.transfer import upload
+
 MAX_TOKEN_TIME = 0.25
 """Seconds of a core's time for one token. A grammar with many ways to read one text may need ever more."""
 
@@ -86,9 +88,9 @@ def forbid(logits: Tensor, matchers: list[tuple[int, Matcher]]) -> None:
             flags = np.unpackbits((~matcher.allowed).view(np.uint8), count=vocab_size, bitorder="little")
             np.copyto(table[row], -np.inf, where=flags.view(bool))
         return
-    rows = torch.tensor([row for row, _ in matchers], device=logits.device)
-    words = torch.from_numpy(np.stack([matcher.allowed for _, matcher in matchers])).to(logits.device)
-    logits[rows] = logits[rows].masked_fill(~unpacked(words)[:, :vocab_size], -torch.inf)
+    indices = np.array([row for row, _ in matchers])
+    rows, words = upload((indices, np.stack([matcher.allowed for _, matcher in matchers])), logits.device)
+    logits[rows] = torch.where(unpacked(words)[:, :vocab_size], logits[rows], -torch.inf)
 
 
 def unpacked(words: Tensor) -> Tensor:

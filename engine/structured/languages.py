@@ -74,6 +74,11 @@ class Languages:
         """Whether `take` has, or will have, something to give."""
         return bool(self._ready) or any(job.requests for job in self._jobs.values())
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their language."""
+        return len(self._ready) + sum(len(job.requests) for job in self._jobs.values())
+
     def __contains__(self, request_id: str) -> bool:
         """Whether the request waits for its language."""
         waiting = any(request_id in job.requests for job in self._jobs.values())
@@ -201,7 +206,7 @@ class Languages:
         except ValueError as error:
             return f"{job.structured.kind} cannot be used: {error}"
         except Exception as error:
-            logger.exception("structured outputs: %.1000r", job.structured)
+            logger.exception("structured outputs: a %s of %d bytes", job.structured.kind, len(job.structured.source))
             return f"{job.structured.kind} cannot be used: {type(error).__name__}"
 
 

@@ -10,39 +10,65 @@ from torch import Tensor
 from engine.checkpoints import StoredTensor
 
 from .gguf_blocks import BLOCK_BYTES, Bytes, Floats, unpack
+from .staging import IN_PLACE, Placement
 
 FLOAT_TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+FLOAT8_NUMBERS = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+"""Of each byte of F8_E4M3."""
 
 ELEMENTS_AT_ONCE = 32768
 """Converted at a time: the intermediate arrays stay in the second-level cache, and torch starts no threads for them."""
 
 
-def read_into(out: Tensor, stored: StoredTensor) -> None:
-    """Fill `out`, of the shape of `stored` and any float type and device."""
-    if stored.dtype in FLOAT_TYPES:
-        out.copy_(torch.from_numpy(stored.data).view(FLOAT_TYPES[stored.dtype]).view(out.shape))
-        return
-    for rows, data in chunks(stored, ELEMENTS_AT_ONCE):
-        out.flatten(0, -2)[rows].copy_(torch.from_numpy(dequantise(data, stored.dtype)))
+def read_into(out: Tensor, stored: StoredTensor, placement: Placement = IN_PLACE) -> None:
+    """Fill `out`, contiguous, of the shape of `stored` and any float type, on the device of `placement`."""
+    table = out.view(-1, stored.shape[-1])
+    dtype = FLOAT_TYPES.get(stored.dtype, torch.float32)
+    for piece, (host,) in placement.pieces((table, dtype)):
+        if stored.dtype not in FLOAT_TYPES:
+            for own, rows in chunks(stored, piece, ELEMENTS_AT_ONCE):
+                host[own].copy_(torch.from_numpy(dequantise(stored, rows)))
+        elif host.dtype == dtype:  # torch's copy would start threads in each of ours
+            host.view(torch.uint8).numpy()[:] = stored_rows(stored)[piece]
+        else:
+            host.copy_(torch.from_numpy(stored_rows(stored)[piece]).view(dtype))
 
 
-def chunks(stored: StoredTensor, num_elements: int) -> Iterator[tuple[slice, Bytes]]:
-    """Rows of about `num_elements`, all but the last dimension counted as one, and their bytes [rows, bytes]."""
-    data = stored.data.reshape(math.prod(stored.shape[:-1]), -1)
+def stored_rows(stored: StoredTensor) -> Bytes:
+    """[rows, bytes]; all but the last dimension are counted as one."""
+    return stored.data.reshape(math.prod(stored.shape[:-1]), -1)
+
+
+def chunks(stored: StoredTensor, piece: slice, num_elements: int) -> Iterator[tuple[slice, slice]]:
+    """Parts of a piece of rows, of about `num_elements`: their place in the piece, and in `stored`."""
     step = max(1, num_elements // stored.shape[-1])
-    for start in range(0, len(data), step):
-        rows = slice(start, start + step)
-        yield rows, data[rows]
+    for start in range(piece.start, piece.stop, step):
+        stop = min(start + step, piece.stop)
+        yield slice(start - piece.start, stop - piece.start), slice(start, stop)
 
 
-def dequantise(rows: Bytes, kind: str) -> Floats:
-    """[rows, bytes] of a stored type -> [rows, elements]"""
+def dequantise(stored: StoredTensor, rows: slice) -> Floats:
+    """[rows, elements]"""
+    data, kind = stored_rows(stored)[rows], stored.dtype
     if kind in BLOCK_BYTES:
-        return unpack(rows, kind).dequantise().reshape(len(rows), -1)
+        return unpack(data, kind).dequantise().reshape(len(data), -1)
     if kind == "BF16":
-        return (rows.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    if kind == "F8_E4M3":
+        return FLOAT8_NUMBERS[data] * _scale(stored, rows)
     if kind in FLOAT_TYPES:
-        return rows.view(f"f{FLOAT_TYPES[kind].itemsize}").astype(np.float32)
+        return data.view(f"f{FLOAT_TYPES[kind].itemsize}").astype(np.float32)
     import gguf.quants  # takes 0.2 s to import, which the common types need not pay
 
-    return gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+    return gguf.quants.dequantize(data, gguf.GGMLQuantizationType[kind])
+
+
+def _scale(stored: StoredTensor, rows: slice) -> Floats:
+    """[rows, columns or 1]"""
+    assert stored.scale is not None, stored.name
+    num_rows, num_columns = stored.scale.block
+    first = rows.start // num_rows
+    blocks = dequantise(stored.scale.tensor, slice(first, (rows.stop - 1) // num_rows + 1))
+    scale = blocks[np.arange(rows.start, rows.stop) // num_rows - first]
+    return scale if scale.shape[1] == 1 else scale.repeat(num_columns, axis=1)[:, : stored.shape[1]]

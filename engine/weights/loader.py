@@ -8,14 +8,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from configs.errors import CheckpointError
-from engine.checkpoints import Checkpoint
+from engine.checkpoints import Checkpoint, StoredTensor
 from engine.kernels.ops import LayerWeights, Ops
 from engine.models.decoder import Decoder, DecoderWeights
 
 from .dequantise import read_into
+from .float8 import read_float8, round_float8
 from .mapping import Module, Shape, may_be_left_over, modules
-from .precision import FLOATS, Precision
+from .precision import FLOATS, ROUNDED_FLOAT8, STORED_FLOAT8, Precision
 from .quantise import read_quantised
+from .staging import Placement, select_placement
 
 PROGRESS_AFTER_SECONDS = 1.0
 
@@ -33,7 +35,7 @@ def load_decoder(
     wanted = list(modules(config, embed_is_head=embed_is_head))
     shapes = {name: shape for module in wanted for name, shape in module.tensors()}
     _check(checkpoint, shapes)
-    loaded = _load_all(checkpoint, ops, wanted, precision, dtype, torch.device(device))
+    loaded = _load_all(checkpoint, ops, wanted, precision, dtype, select_placement(torch.device(device)))
     if embed_is_head:
         loaded[None]["embed"] = loaded[None]["head"]
     layers = [LayerWeights(**{"q_norm": None, "k_norm": None} | loaded[layer]) for layer in range(config.num_layers)]
@@ -64,21 +66,29 @@ def _load_all(
     wanted: list[Module],
     precision: Precision,
     dtype: torch.dtype,
-    device: torch.device,
+    placement: Placement,
 ) -> dict[int | None, dict[str, Any]]:
     """Layer (None: outside the layers) -> field -> value. The largest modules go first, so that no thread ends late."""
 
     def load(module: Module) -> Any:
+        def stack(kind: str) -> Tensor:
+            return _stack([checkpoint.tensors[f"{name}.{kind}"] for name in module.stored], dtype, placement)
+
         if not module.is_linear:
-            return _stack(checkpoint, module, "weight", dtype, device)
-        bias = _stack(checkpoint, module, "bias", dtype, device) if module.has_bias else None
+            return stack("weight")
+        bias = stack("bias") if module.has_bias else None
+        parts = [checkpoint.tensors[f"{name}.weight"] for name in module.stored]
         forms = precision.forms(checkpoint, module)
         if forms is None:
-            return ops.pack(module.field, _stack(checkpoint, module, "weight", dtype, device), bias)
-        weight = read_quantised([checkpoint.tensors[f"{name}.weight"] for name in module.stored], forms)
+            return ops.pack(module.field, stack("weight"), bias)
+        if forms[0] == STORED_FLOAT8:
+            return ops.pack_float8(module.field, read_float8(parts, placement), bias)
+        if forms[0] == ROUNDED_FLOAT8:
+            return ops.pack_float8(module.field, round_float8(stack("weight"), parts), bias)
+        weight = read_quantised(parts, forms, placement)
         if ops.packs_quantised:
             return ops.pack_quantised(module.field, weight, bias)
-        return ops.pack(module.field, weight.dequantise().to(device, dtype), bias)
+        return ops.pack(module.field, weight.dequantise().to(dtype), bias)
 
     def num_bytes(module: Module) -> int:
         return sum(checkpoint.tensors[name].data.size for name, _ in module.tensors())
@@ -100,14 +110,13 @@ def _load_all(
     return loaded
 
 
-def _stack(checkpoint: Checkpoint, module: Module, kind: str, dtype: torch.dtype, device: torch.device) -> Tensor:
-    parts = [checkpoint.tensors[f"{name}.{kind}"] for name in module.stored]
+def _stack(parts: list[StoredTensor], dtype: torch.dtype, placement: Placement) -> Tensor:
     rows = sum(part.shape[0] for part in parts)
-    out = torch.empty((rows, *parts[0].shape[1:]), dtype=dtype, device=device)
+    out = torch.empty((rows, *parts[0].shape[1:]), dtype=dtype, device=placement.device)
     begin = 0
     for part in parts:
         end = begin + part.shape[0]
-        read_into(out[begin:end], part)
+        read_into(out[begin:end], part, placement)
         begin = end
     assert begin == rows
     return out

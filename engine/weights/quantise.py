@@ -9,9 +9,10 @@ from configs.errors import CheckpointError
 from engine.checkpoints import StoredTensor
 from engine.kernels.quantised import GROUP_SIZE, QuantisedWeight
 
-from .dequantise import chunks, dequantise
+from .dequantise import chunks, dequantise, stored_rows
 from .gguf_blocks import Floats, Groups, merge_pairs, unpack
 from .precision import BITS
+from .staging import IN_PLACE, Placement
 
 SHRINKS = (0.0, 0.03, 0.06, 0.09)
 """Parts of a group's range that a candidate cuts off at both ends, to have smaller steps in between."""
@@ -20,42 +21,43 @@ ELEMENTS_AT_ONCE = 131072
 """Converted at a time: the arrays stay in the cache, and the threads seldom wait for each other's Python."""
 
 
-def read_quantised(parts: Sequence[StoredTensor], forms: Sequence[str]) -> QuantisedWeight:
+def read_quantised(
+    parts: Sequence[StoredTensor], forms: Sequence[str], placement: Placement = IN_PLACE
+) -> QuantisedWeight:
     """The rows of all parts, one below the other, each in its form of `BITS`; parts of 4 bits beside 8 count as 8.
 
     Scales and minima become float16: exact for GGUF's types of one scale per block, a relative 2**-11 for Q4_K and
     Q5_K; for Q6_K see `merge_pairs`. Raises CheckpointError where float16 ends or a weight is not finite.
     """
     rows, columns = sum(part.shape[0] for part in parts), parts[0].shape[1]
-    q = np.empty((rows, columns), np.uint8)
-    scale, minimum = (np.empty((rows, columns // GROUP_SIZE), np.float16) for _ in range(2))
+    q = torch.empty(rows, columns, dtype=torch.uint8, device=placement.device)
+    scale, minimum = (q.new_empty(rows, columns // GROUP_SIZE, dtype=torch.float16) for _ in range(2))
     begin = 0
     for part, form in zip(parts, forms, strict=True):
         own = slice(begin, begin + part.shape[0])
         begin = own.stop
-        with np.errstate(all="ignore"):
-            for place, groups in _groups(part, form):
-                for out, array in ((q, groups.q), (scale, groups.scale), (minimum, groups.minimum)):
-                    target = out[own][place]
-                    target[:] = array.reshape(target.shape)
-        if not (np.isfinite(scale[own]).all() and np.isfinite(minimum[own]).all()):
-            raise CheckpointError(
-                f"{part.file}: tensor {part.stored_name}: a weight is not finite, or too large to be quantised; "
-                "--quantization none takes it as it is"
-            )
-    bits = max(BITS[form] for form in forms)
-    return QuantisedWeight(bits, *(torch.from_numpy(array) for array in (q, scale, minimum)))
+        for piece, hosts in placement.pieces(*((out[own], out.dtype) for out in (q, scale, minimum))):
+            arrays = [host.numpy() for host in hosts]
+            with np.errstate(all="ignore"):
+                for place, groups in _groups(part, form, piece):
+                    for out, values in zip(arrays, groups, strict=True):
+                        out[place] = values.reshape(out[place].shape)
+            if not all(np.isfinite(array).all() for array in arrays[1:]):
+                raise CheckpointError(
+                    f"{part.file}: tensor {part.stored_name}: a weight is not finite, or too large to be quantised; "
+                    "--quantization none takes it as it is"
+                )
+    return QuantisedWeight(max(BITS[form] for form in forms), q, scale, minimum)
 
 
-def _groups(stored: StoredTensor, form: str) -> Iterator[tuple[slice, Groups]]:
-    """Rows and their groups of 32."""
-    for rows, data in chunks(stored, ELEMENTS_AT_ONCE):
+def _groups(stored: StoredTensor, form: str, piece: slice) -> Iterator[tuple[slice, Groups]]:
+    """Rows of the piece and their groups of 32."""
+    for own, rows in chunks(stored, piece, ELEMENTS_AT_ONCE):
         if form != stored.dtype:
-            yield rows, quantise(dequantise(data, stored.dtype), BITS[form])
-        elif form == "Q6_K":
-            yield rows, merge_pairs(unpack(data, form))
-        else:
-            yield rows, unpack(data, form)
+            yield own, quantise(dequantise(stored, rows), BITS[form])
+            continue
+        groups = unpack(stored_rows(stored)[rows], form)
+        yield own, merge_pairs(groups) if form == "Q6_K" else groups
 
 
 def quantise(values: Floats, bits: int) -> Groups:

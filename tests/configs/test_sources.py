@@ -53,6 +53,29 @@ def test_booleans_of_the_environment(value: str, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ("a", ("a",)),
+        ("a, b", ("a", "b")),
+        (["a", "b,c"], ("a", "b", "c")),
+        ('["a,b", "c"]', ("a,b", "c")),
+        ("[]", ()),
+    ],
+)
+def test_lists_of_texts(tmp_path: Path, given: str | list[str], values: tuple[str, ...]) -> None:
+    """In one text, or in several as flags give them; in TOML a list is a list."""
+    assert resolve(ServerConfig, flags={"allowed_origins": given}).allowed_origins == values
+    file = write(tmp_path / "a.toml", f"allowed_origins = {list(values)}")
+    assert resolve(ServerConfig, toml=file).allowed_origins == values
+
+
+@pytest.mark.parametrize("given", ["[1]", "[", '["a"'])
+def test_lists_that_are_none(given: str) -> None:
+    with pytest.raises(SettingsError, match="OCTAVO_ALLOWED_ORIGINS"):
+        resolve(ServerConfig, environ={"OCTAVO_ALLOWED_ORIGINS": given})
+
+
+@pytest.mark.parametrize(
     ("sources", "words"),
     [
         ({"flags": {"max_num_seq": "1"}}, ["max_num_seq", "did you mean max_num_seqs?"]),

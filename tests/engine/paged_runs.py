@@ -79,11 +79,11 @@ class PagedRun:
         ]
         lengths = [(place + 1).clamp(min=len(self.prompts[seq])) for seq, place in zip(seqs, positions, strict=True)]
         self.backend.prepare(
-            AttentionMetadata(
-                query_start_loc=torch.tensor([0, *query_lens]).cumsum(0).int(),
-                seq_lens=seq_lens,
-                block_table=self.blocks[seqs][:, :max_blocks].int(),
-                slot_mapping=torch.cat(slots),
+            AttentionMetadata.from_host(
+                query_start_loc=torch.tensor([0, *query_lens]).cumsum(0).int().numpy(),
+                seq_lens=seq_lens.numpy(),
+                block_table=self.blocks[seqs][:, :max_blocks].int().numpy(),
+                slot_mapping=torch.cat(slots).numpy(),
             )
         )
         token_ids = torch.tensor([token for seq in seqs for token in tokens[seq]])

@@ -1,6 +1,7 @@
 """The engine in its own process, as the server uses it."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import pytest_asyncio
 from configs.errors import ContextLengthExceeded, EngineDead, InvalidRequest, RequestFailed, UsageError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
+from engine import core_process
 from engine.async_engine import AsyncEngine
 from engine.core_client import _MESSAGES_AT_ONCE
 from engine.messages import TokenOutput
@@ -71,7 +73,7 @@ async def test_start_generate_shutdown(mortal_engine):
     assert outputs[-1].num_prompt_tokens == 11
     assert "".join(output.text for output in outputs) == mortal_engine.tokenizer.decode(token_ids)
     assert not mortal_engine.is_dead
-    pid = mortal_engine._client.pid
+    pid = mortal_engine._supervisor.client.pid
     await mortal_engine.shutdown()
     assert mortal_engine.is_dead
     assert not psutil.pid_exists(pid)
@@ -189,7 +191,7 @@ async def test_cancelling_the_reader_aborts(engine):
 async def nothing_runs(engine):
     """The core becomes idle: it uses no more processor time."""
     assert engine._mailboxes == {}
-    core = psutil.Process(engine._client.pid)
+    core = psutil.Process(engine._supervisor.client.pid)
     await asyncio.sleep(0.2)
     before = core.cpu_times()
     await asyncio.sleep(0.3)
@@ -227,7 +229,7 @@ async def test_a_request_id_in_use_is_refused(engine):
 async def test_the_death_of_the_core_ends_every_stream_at_once(mortal_engine):
     readers = [asyncio.create_task(collect(mortal_engine, [5 + index, 6], ENDLESS, str(index))) for index in range(4)]
     await asyncio.sleep(0.2)
-    os.kill(mortal_engine._client.pid, signal.SIGKILL)
+    os.kill(mortal_engine._supervisor.client.pid, signal.SIGKILL)
     killed = time.monotonic()
     results = await asyncio.gather(*readers, return_exceptions=True)
     assert time.monotonic() - killed < 1
@@ -240,19 +242,18 @@ async def test_the_death_of_the_core_ends_every_stream_at_once(mortal_engine):
 async def test_an_error_in_the_loop_ends_the_process(mortal_engine):
     reader = asyncio.create_task(collect(mortal_engine, [5, 6], ENDLESS))
     await asyncio.sleep(0.1)
-    mortal_engine._client._socket.send(b"no message")
+    mortal_engine._supervisor.client._socket.send(b"no message")
     with pytest.raises(EngineDead, match="exit status 1"):
         await reader
 
 
-async def test_ctrl_c_of_the_group_does_not_reach_the_core(engine):
-    os.kill(engine._client.pid, signal.SIGINT)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_signals_to_the_group_leave_the_core_to_its_parent(engine, number):
+    reader = asyncio.create_task(collect(engine, [5, 6], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)))
+    await asyncio.sleep(0.05)
+    os.kill(engine._supervisor.client.pid, number)
+    assert (await reader)[-1].finish_reason == "length"
     assert (await collect(engine, [5, 6], GREEDY))[-1].finish_reason == "length"
-
-
-async def test_sigterm_ends_the_core_cleanly(mortal_engine):
-    os.kill(mortal_engine._client.pid, signal.SIGTERM)
-    assert await mortal_engine._client.wait_end() == "exit status 0"
 
 
 async def test_a_failed_start_is_one_line(folder, tmp_path):
@@ -264,6 +265,19 @@ async def test_a_failed_start_is_one_line(folder, tmp_path):
         with pytest.raises(UsageError, match=words) as error:
             await AsyncEngine.start(EngineConfig(**SETTINGS | settings))
         assert "\n" not in str(error.value)
+
+
+async def test_what_the_machine_lacks_is_told_with_the_mend():
+    import torch
+
+    with pytest.raises(RuntimeError) as of_torch:
+        torch.empty(2**60, dtype=torch.uint8)
+    for error in (of_torch.value, MemoryError(), OSError(errno.ENOMEM, "Cannot allocate memory")):
+        assert "out of memory while loading; take" in core_process._lack(error)
+    full = OSError(errno.ENOSPC, "No space left on device", "/tmp/x")
+    assert core_process._lack(full).startswith("cannot write /tmp/x: No space left on device; TMPDIR")
+    for error in (OSError(errno.EIO, "Input/output error"), RuntimeError("a fault of ours"), ValueError()):
+        assert core_process._lack(error) is None
 
 
 async def test_generation_config_gives_the_defaults(tmp_path):
@@ -297,7 +311,7 @@ async def test_the_core_ends_with_its_parent(config):
         "from engine.async_engine import AsyncEngine\n"
         "async def main():\n"
         f"    engine = await AsyncEngine.start(EngineConfig(model={config.model!r}, **{SETTINGS!r}))\n"
-        "    print(engine._client.pid, flush=True)\n"
+        "    print(engine._supervisor.client.pid, flush=True)\n"
         "    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
     )

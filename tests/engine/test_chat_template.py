@@ -9,8 +9,9 @@ from tiny_tokenizers import as_tokenizer, byte_level_vocabulary
 
 from configs.errors import CheckpointError, InvalidRequest
 from engine.checkpoints import open_checkpoint
-from engine.text.chat_template import MAX_STEPS, ChatTemplate
+from engine.text.chat_template import ChatTemplate
 from engine.text.gguf_vocab import build_tokenizer
+from engine.text.template_sandbox import MAX_STEPS
 from engine.text.tokenizer import load_tokenizer
 
 CHATML = (

@@ -9,7 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from configs.errors import CheckpointError
+from configs.settings import EngineConfig
 from engine.checkpoints import open_checkpoint
+from engine.checkpoints.hf_folder import OWN_CODE
+from engine.loading import load_model
+from engine.text.tokenizer import load_tokenizer
 from tests.engine.paged_runs import load, prefill
 from tests.engine.test_models_logits import ROPES, assert_equal_logits, hf_logits, random_tokens
 from tests.engine.tiny_models import CHAT_TEMPLATE, tiny_model, write_tiny
@@ -194,6 +198,22 @@ def test_malformed_weights_are_refused(tmp_path: Path, header: dict[str, Any], w
     (tmp_path / WEIGHTS).write_bytes(len(text).to_bytes(8, "little") + text + bytes(16))
     with pytest.raises(CheckpointError, match=words):
         open_checkpoint(tmp_path)
+
+
+def test_a_checkpoints_own_code_is_never_run(tmp_path: Path) -> None:
+    """Neither where its architecture is known, which is then told, nor where it is not."""
+    for folder, architecture in ((tmp_path / "known", "LlamaForCausalLM"), (tmp_path / "unknown", "OwnForCausalLM")):
+        write_tiny(folder)
+        code = f"open({str(tmp_path / 'ran')!r}, 'w').close()\n"
+        (folder / "own_code.py").write_text(code)
+        auto_map = {"AutoModelForCausalLM": "own_code.Model", "AutoConfig": "own_code.Config"}
+        edit_json(folder / "config.json", auto_map=auto_map, architectures=[architecture])
+        edit_json(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["own_code.Tokenizer", None]})
+    assert load_model(EngineConfig(), open_checkpoint(tmp_path / "known")).notes[0] == OWN_CODE
+    load_tokenizer(open_checkpoint(tmp_path / "known"))
+    with pytest.raises(CheckpointError, match="OwnForCausalLM is not supported, and code of its own"):
+        open_checkpoint(tmp_path / "unknown")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_pickle_weights_are_refused_with_the_reason(tmp_path: Path) -> None:

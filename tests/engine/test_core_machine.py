@@ -9,7 +9,7 @@ from configs.errors import SettingsError
 from configs.settings import EngineConfig
 from engine import machine
 from engine.bundled import locate_model
-from engine.device import select_device, select_dtype
+from engine.device import resolved, select_device, select_dtype
 from engine.kv_cache import MAX_TOKENS, plan_num_blocks
 
 CPU = torch.device("cpu")
@@ -96,7 +96,7 @@ def test_a_gpu_that_is_not_there(monkeypatch):
 
 
 def plan(free_bytes=2**40, max_model_len=2048, block_bytes=1000, **settings):
-    config = EngineConfig(model="any", **settings)
+    config = resolved(EngineConfig(model="any", **settings), CPU)
     return plan_num_blocks(config, block_bytes=block_bytes, max_model_len=max_model_len, free_bytes=free_bytes)
 
 

@@ -161,11 +161,11 @@ class Cache:
         size = self.spec.block_size
         ends = lens.cumsum(0)
         self.backend.prepare(
-            AttentionMetadata(
-                query_start_loc=torch.cat((torch.zeros(1), ends)).int(),
-                seq_lens=(torch.tensor(starts) + lens).int(),
-                block_table=self.table,
-                slot_mapping=self.table[sequence, positions // size].long() * size + positions % size,
+            AttentionMetadata.from_host(
+                query_start_loc=torch.cat((torch.zeros(1), ends)).int().numpy(),
+                seq_lens=((torch.tensor(starts) + lens).int()).numpy(),
+                block_table=self.table.numpy(),
+                slot_mapping=(self.table[sequence, positions // size].long() * size + positions % size).numpy(),
             )
         )
 

@@ -29,7 +29,7 @@ async def test_a_core_process_without_work_uses_no_cpu(config):
     try:
         await generate(engine)
         await asyncio.sleep(0.1)  # threads may spin for a moment after the last step
-        process = psutil.Process(engine._client.pid)
+        process = psutil.Process(engine._supervisor.client.pid)
         before = process.cpu_times()
         await asyncio.sleep(2)
         after = process.cpu_times()

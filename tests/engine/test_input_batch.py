@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from configs.sampling import SamplingParams
 from engine.input_batch import InputBatch
@@ -10,7 +11,7 @@ from scheduler.output import NewRequest, ScheduledRequest, SchedulerOutput
 BLOCK = 4
 
 
-def new(request_id, token_ids, num_prompt_tokens=None, **params):
+def new(request_id, token_ids, num_prompt_tokens=None, admission=0, **params):
     return NewRequest(
         request_id=request_id,
         token_ids=token_ids,
@@ -18,12 +19,14 @@ def new(request_id, token_ids, num_prompt_tokens=None, **params):
         sampling_params=SamplingParams(**params),
         stop_token_ids=frozenset(),
         seed=0,
+        admission=admission,
     )
 
 
 def share(request_id, computed, scheduled, blocks=(), sample=False):
     return ScheduledRequest(
         request_id=request_id,
+        admission=0,
         num_computed_tokens=computed,
         num_scheduled_tokens=scheduled,
         new_block_ids=list(blocks),
@@ -87,16 +90,36 @@ def test_a_row_is_clean_for_its_next_request(batch):
 
 
 def test_a_preempted_request_comes_back_with_its_output(batch):
-    step(batch, share("a", 0, 3, [4], sample=True), add=[new("a", [1, 2, 3], repetition_penalty=1.5)])
+    penalties = {"repetition_penalty": 2.0, "frequency_penalty": 0.25}
+    step(batch, share("a", 0, 3, [4], sample=True), add=[new("a", [1, 2, 3], **penalties)])
     batch.append(np.array([0]), np.array([8]))
-    back = new("a", [1, 2, 3, 8], num_prompt_tokens=3, repetition_penalty=1.5)
+    back = new("a", [1, 2, 3, 8], num_prompt_tokens=3, **penalties)
     inputs = step(batch, share("a", 0, 4, [6], sample=True), add=[back], drop=["a"])
     assert inputs.token_ids.tolist() == [1, 2, 3, 8]
     assert inputs.slot_mapping.tolist() == [24, 25, 26, 27]
-    [(index, edits)] = batch.sampling.edits(inputs.sample_rows.tolist())
-    ids, counts = edits.counted
-    assert (index, dict(zip(ids.tolist(), counts.tolist(), strict=True))) == (0, {1: 0, 2: 0, 3: 0, 8: 1})
+    logits = torch.ones(1, 10)
+    batch.sampling.penalties.apply(logits, inputs.sample_rows)
+    assert logits.tolist() == [[1, 0.5, 0.5, 0.5, 1, 1, 1, 1, 0.25, 1]]
     assert batch.sampling.num_output_tokens[inputs.sample_rows].tolist() == [1]
+
+
+def test_tokens_that_only_the_device_knows_are_named_by_their_rows(batch):
+    add = [new("a", [1, 2, 3]), new("b", [4, 5])]
+    first = step(batch, share("a", 0, 3, [4], sample=True), share("b", 0, 1, [5]), add=add)
+    assert first.pending.tolist() == first.pending_rows.tolist() == []
+    ahead = step(batch, share("b", 1, 1, sample=True), share("a", 3, 1, sample=True))
+    assert (ahead.pending.tolist(), ahead.pending_rows.tolist()) == ([1], first.sample_rows.tolist())
+    batch.append(first.sample_rows, np.array([9]))
+    known = step(batch, share("a", 3, 1, sample=True))
+    assert (known.token_ids.tolist(), known.pending.tolist()) == ([9], [])
+
+
+def test_a_row_is_owned_by_one_admission(batch):
+    inputs = step(batch, share("a", 0, 2, [4], sample=True), add=[new("a", [1, 2], admission=5)])
+    assert batch.is_owned(inputs.sample_rows, inputs.sample_admissions).tolist() == [True]
+    for drop, add in ((["a"], []), ([], [new("a", [1, 2], admission=6)])):
+        batch.update(SchedulerOutput(new_requests=add, scheduled=[], dropped_request_ids=drop, num_scheduled_tokens=0))
+        assert batch.is_owned(inputs.sample_rows, inputs.sample_admissions).tolist() == [False]
 
 
 def test_random_steps_equal_a_loop(batch):

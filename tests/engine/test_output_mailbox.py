@@ -20,14 +20,22 @@ async def test_what_waits_is_merged():
     mailbox.put(output("r", 1, logprobs=[TokenLogprobs(1, -0.1, [])]))
     mailbox.put(output("r", 2, logprobs=[TokenLogprobs(2, -0.2, [])]))
     mailbox.put(TokenOutput(request_id="r", finish_reason="length", num_cached_tokens=16))
-    mailbox.die("gone")
+    mailbox.die(EngineDead("gone", retry_after=7))
     await mailbox.filled()
     [merged] = mailbox.take()
     assert (merged.new_token_ids, merged.finish_reason, merged.num_cached_tokens) == ([1, 2], "length", 16)
     assert [entry.token_id for entry in merged.logprobs] == [1, 2]
     await mailbox.filled()
-    with pytest.raises(EngineDead, match="gone"):
+    with pytest.raises(EngineDead, match="gone") as caught:
         mailbox.take()
+    assert caught.value.retry_after == 7
+
+
+async def test_what_has_ended_does_not_end_again():
+    mailbox = Mailbox()
+    mailbox.put(output("r", 1, finish_reason="length"))
+    mailbox.put(TokenOutput(request_id="r", finish_reason="timeout"))
+    assert [(each.new_token_ids, each.finish_reason) for each in mailbox.take()] == [([1], "length")]
 
 
 async def test_what_the_first_output_says_of_the_prompt_stays():
@@ -73,7 +81,7 @@ async def test_nothing_is_lost_and_the_order_is_kept(seed):
             mailbox.put(output(request_id, token_id))
             if draw.random() < 0.3:
                 await asyncio.sleep(0)
-        mailbox.die("all sent")
+        mailbox.die(EngineDead("all sent"))
 
     async def reader():
         while True:
@@ -106,7 +114,7 @@ async def test_a_reader_that_was_cancelled_does_not_stop_the_core():
     mailbox = Mailbox()
     mailbox.filled().cancel()
     mailbox.put(output("r", 1))
-    mailbox.die("gone")
+    mailbox.die(EngineDead("gone", retry_after=7))
     assert [each.new_token_ids for each in mailbox.take()] == [[1]]
 
 

@@ -88,7 +88,7 @@ def test_prompt_logprobs_equal_transformers(
 ) -> None:
     model = write_tiny(tmp_path, family, **config)
     if machine == "torch":
-        monkeypatch.setattr("engine.loading.select_ops", lambda config, *_: (torch_ops(config), []))
+        monkeypatch.setattr("engine.loading.select_ops", lambda config, *_, **__: (torch_ops(config), []))
         core = make_core(tmp_path, max_num_batched_tokens=70)
     else:
         core = make_exact_core(tmp_path, max_num_batched_tokens=70)

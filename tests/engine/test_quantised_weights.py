@@ -68,7 +68,7 @@ def forms(checkpoint: Checkpoint, setting: str, field: str) -> list[str] | None:
 def test_setting_with_dtype_and_machine(
     setting: Any, dtype: torch.dtype, packs: bool, effective: str, is_noted: bool
 ) -> None:
-    precision, notes = select_precision(setting, SimpleNamespace(packs_quantised=packs), dtype)
+    precision, notes = select_precision(setting, SimpleNamespace(packs_quantised=packs, packs_float8=False), dtype)
     assert precision.setting == effective
     assert bool(notes) == is_noted
     assert all(f"quantization {setting}" in note for note in notes)

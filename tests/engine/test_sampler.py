@@ -6,6 +6,8 @@ import torch
 
 from configs.sampling import SamplingParams
 from engine.kernels.cpu.ops import CPUOps
+from engine.kernels.gpu import sampling
+from engine.kernels.gpu.ops import TritonOps
 from engine.kernels.torch_ops import TorchOps
 from engine.logprobs import LOWEST_LOGPROB
 from engine.sampler import Sampled, sample, uniform
@@ -15,7 +17,7 @@ VOCAB = 700
 
 
 def make_rows(params, *, seeds=None, prompts=None, outputs=None, stop_token_ids=frozenset()):
-    table = SamplingRows(len(params))
+    table = SamplingRows(len(params), chosen_ops.make_penalties(VOCAB, torch.device("cpu")))
     for row, each in enumerate(params):
         table.put(
             row,
@@ -28,22 +30,27 @@ def make_rows(params, *, seeds=None, prompts=None, outputs=None, stop_token_ids=
     return table
 
 
-OPS = {
-    "torch": TorchOps(num_heads=1, num_kv_heads=1, head_dim=16, norm_eps=1e-5),
-    "cpu": CPUOps(num_heads=1, num_kv_heads=1, head_dim=16, norm_eps=1e-5, dtype=torch.float32),
-}
+SHAPE = {"num_heads": 1, "num_kv_heads": 1, "head_dim": 16, "norm_eps": 1e-5}
+OPS = {"torch": TorchOps(**SHAPE), "cpu": CPUOps(**SHAPE, dtype=torch.float32), "triton": TritonOps(**SHAPE)}
+
+
+COMPILED = ["torch", "cpu"]
+"""For tests of more rows than Triton's interpreter gets through."""
 
 
 @pytest.fixture(autouse=True, params=OPS)
-def ops(request):
-    """Every test runs on both implementations of `choose_tokens`."""
+def ops(request, monkeypatch):
+    """Every test runs on all implementations of `choose_tokens` and of the penalties."""
     global chosen_ops
     chosen_ops = OPS[request.param]
+    if request.param == "triton":
+        for name, value in {"GROUP": 64, "CHUNK": 1024, "CAPACITY": 256}.items():
+            monkeypatch.setattr(sampling, name, value)
 
 
 def run(logits, params, **state) -> Sampled:
     table = make_rows(params, **state)
-    return sample(torch.tensor(logits, dtype=torch.float32), table, np.arange(len(params)), chosen_ops)
+    return sample(torch.tensor(logits, dtype=torch.float32), table, np.arange(len(params)), chosen_ops).wait()
 
 
 def model_weights(logits, p: SamplingParams, prompt=(), output=(), stop_token_ids=()):
@@ -101,7 +108,7 @@ def random_params(rng) -> SamplingParams:
 @pytest.mark.parametrize("trial", range(12))
 def test_mixed_rows_equal_the_plain_model(trial):
     rng = np.random.default_rng(trial)
-    count = 24
+    count = 3 if isinstance(chosen_ops, TritonOps) else 24
     logits = (rng.standard_normal((count, VOCAB)) * rng.choice([0.2, 2, 6], (count, 1))).astype(np.float32)
     params = [random_params(rng) for _ in range(count)]
     prompts = [rng.integers(0, VOCAB, 30).tolist() for _ in params]
@@ -117,11 +124,12 @@ def test_mixed_rows_equal_the_plain_model(trial):
 
 def test_rows_do_not_depend_on_each_other():
     rng = np.random.default_rng(1)
-    logits = rng.standard_normal((40, VOCAB)).astype(np.float32) * 3
-    params = [random_params(rng) for _ in range(40)]
-    outputs = [[5, 5, 9]] * 40
-    together = run(logits, params, seeds=list(range(40)), outputs=outputs).token_ids
-    for row in range(40):
+    count = 5 if isinstance(chosen_ops, TritonOps) else 40
+    logits = rng.standard_normal((count, VOCAB)).astype(np.float32) * 3
+    params = [random_params(rng) for _ in range(count)]
+    outputs = [[5, 5, 9]] * count
+    together = run(logits, params, seeds=list(range(count)), outputs=outputs).token_ids
+    for row in range(count):
         alone = run(logits[row : row + 1], [params[row]], seeds=[row], outputs=outputs[:1])
         assert alone.token_ids[0] == together[row]
 
@@ -148,8 +156,8 @@ def test_top_k_off_keeps_all(top_k):
 
 @pytest.mark.parametrize("params", [{"top_p": 1e-6}, {"top_p": 1e-12}, {"top_k": 1}, {"min_p": 1.0}])
 def test_the_likeliest_token_always_stays(params):
-    logits = np.random.default_rng(4).standard_normal((16, VOCAB)).astype(np.float32)
-    assert run(logits, [SamplingParams(**params)] * 16).token_ids.tolist() == logits.argmax(1).tolist()
+    logits = np.random.default_rng(4).standard_normal((6, VOCAB)).astype(np.float32)
+    assert run(logits, [SamplingParams(**params)] * 6).token_ids.tolist() == logits.argmax(1).tolist()
 
 
 def test_a_wide_nucleus_falls_back_on_the_whole_vocabulary():
@@ -163,6 +171,7 @@ def test_a_wide_nucleus_falls_back_on_the_whole_vocabulary():
         assert result.token_ids[row] == model_token(model_weights(logits[row], each), u)
 
 
+@pytest.mark.parametrize("ops", COMPILED, indirect=True)
 def test_draws_follow_the_distribution():
     """Chi-squared over 20,000 seeds; the bound is the 1 - 1e-6 quantile for 9 degrees of freedom."""
     logits = np.tile(np.linspace(-1, 2, 10, dtype=np.float32), (20_000, 1))
@@ -171,6 +180,7 @@ def test_draws_follow_the_distribution():
     assert (((np.bincount(drawn, minlength=10) - expected) ** 2) / expected).sum() < 45
 
 
+@pytest.mark.parametrize("ops", COMPILED[:1], indirect=True)
 def test_uniform_numbers_differ_by_seed_and_position():
     seeds, places = np.meshgrid(np.arange(100, dtype=np.uint64), np.arange(100, dtype=np.uint64))
     u = uniform(seeds.ravel(), places.ravel())
@@ -182,6 +192,7 @@ def test_uniform_numbers_differ_by_seed_and_position():
     assert uniform(np.array([2**64 - 1], np.uint64), np.array([2**64 - 1], np.uint64))[0] < 1
 
 
+@pytest.mark.parametrize("ops", COMPILED, indirect=True)
 def test_a_token_of_weight_zero_is_never_drawn():
     logits = np.full((2000, VOCAB), -200.0, np.float32)
     logits[:, [100, 699]] = 0.0
@@ -221,13 +232,16 @@ def test_appended_tokens_are_counted_as_if_they_had_been_there():
     output = rng.integers(0, VOCAB, 200)
     grown = make_rows([params], prompts=[[1, 2]])
     for token in output:
-        grown.append(np.array([0]), np.array([token]))
+        grown.advance(np.array([0]), torch.tensor([token]))
     fresh = make_rows([params], prompts=[[1, 2]], outputs=[output])
     logits = torch.from_numpy(rng.standard_normal((1, VOCAB)).astype(np.float32))
-    one, other = (sample(logits.clone(), table, np.arange(1), chosen_ops) for table in (grown, fresh))
+    one, other = logits.clone(), logits.clone()
+    grown.penalties.apply(one, np.arange(1))
+    fresh.penalties.apply(other, np.arange(1))
+    assert one.equal(other)
+    assert not one.equal(logits)
+    one, other = (sample(logits.clone(), table, np.arange(1), chosen_ops).wait() for table in (grown, fresh))
     assert one.token_ids.tolist() == other.token_ids.tolist()
-    for left, right in zip(grown.edits([0])[0][1].counted, fresh.edits([0])[0][1].counted, strict=True):
-        assert sorted(left.tolist()) == sorted(right.tolist())
 
 
 def test_logit_bias_and_bad_ids():
@@ -240,6 +254,23 @@ def test_logit_bias_and_bad_ids():
     ]
     second = np.argsort(logits, 1)[:, -2]
     assert run(logits, params).token_ids.tolist() == [17, second[1], second[2]]
+
+
+def test_stop_ids_are_held_off_by_what_the_device_has_chosen():
+    """`min_tokens` counts the token that the host does not know yet."""
+    logits = torch.zeros(1, VOCAB)
+    logits[:, 9] = 5.0
+    table = make_rows([SamplingParams(temperature=0, min_tokens=2)], stop_token_ids={9})
+    steps = [sample(logits.clone(), table, np.arange(1), chosen_ops) for _ in range(3)]
+    assert [int(step.wait().token_ids[0]) for step in steps] == [0, 0, 9]
+
+
+def test_penalties_count_what_the_device_has_chosen():
+    logits = torch.zeros(1, VOCAB)
+    logits[:, [5, 9]] = torch.tensor([3.0, 2.0])
+    table = make_rows([SamplingParams(temperature=0, presence_penalty=2.0)])
+    steps = [sample(logits.clone(), table, np.arange(1), chosen_ops) for _ in range(3)]
+    assert [int(step.wait().token_ids[0]) for step in steps] == [5, 9, 5]
 
 
 def test_stop_ids_are_held_off_until_min_tokens():
@@ -292,6 +323,7 @@ def test_a_row_that_may_choose_nothing_fails():
     assert run(logits, [SamplingParams(bad_token_ids=tuple(range(VOCAB)))]).failed.tolist() == [True]
 
 
+@pytest.mark.parametrize("ops", COMPILED, indirect=True)
 def test_allowed_ids_are_the_only_ones_and_stop_ids_are_no_exception():
     logits = np.random.default_rng(11).standard_normal((400, VOCAB)).astype(np.float32)
     drawn = run(logits, [SamplingParams(allowed_token_ids=(7, 500, 7))] * 400, stop_token_ids={9}).token_ids
@@ -311,9 +343,9 @@ def test_a_bad_sequence_bans_its_last_id_behind_the_others():
     grown = make_rows([params])
     tokens = []
     for token in (1, 2):
-        tokens.append(sample(torch.tensor(logits[:1]), grown, np.arange(1), chosen_ops).token_ids[0])
+        tokens.append(sample(torch.tensor(logits[:1]), grown, np.arange(1), chosen_ops).wait().token_ids[0])
         grown.append(np.array([0]), np.array([token]))
-    tokens.append(sample(torch.tensor(logits[:1]), grown, np.arange(1), chosen_ops).token_ids[0])
+    tokens.append(sample(torch.tensor(logits[:1]), grown, np.arange(1), chosen_ops).wait().token_ids[0])
     assert tokens == [5, 5, 0]
 
 

@@ -181,7 +181,7 @@ def test_a_preempted_output_goes_on_in_its_language(folder, core, tokenizer):
         outputs = []
         while each.has_work:
             outputs += each.step()
-            preemptions += sum(request.num_preemptions for request in each.scheduler.waiting)
+            preemptions += sum(request.timeline.num_preemptions for request in each.scheduler.waiting)
         results.append(
             {index: [t for o in outputs if o.request_id == index for t in o.new_token_ids] for index in "012345"}
         )

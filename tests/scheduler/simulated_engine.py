@@ -2,9 +2,11 @@
 
 The "KV" of a position is a hash of all tokens up to it, and the next token is a function of the newest one: as in
 a real model, a token comes out right only if the KV of the whole prefix does. The engine keeps its own rows and
-block tables from what `SchedulerOutput` says, so a wrong difference shows as well.
+block tables from what `SchedulerOutput` says, so a wrong difference shows as well. It knows a step's tokens at once;
+the scheduler learns them when the step is booked, which may be some steps later.
 """
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -75,14 +77,19 @@ class Simulation:
         max_model_len: int = 10_000,
         sliding_window: int | None = None,
         check: bool = True,
+        most_in_flight: int = 0,
         **config: object,
     ) -> None:
+        """`most_in_flight`: steps that are not booked while the next one is scheduled."""
+        config.setdefault("block_size", 16)
         self.config = SchedulerConfig(**config)  # type: ignore[arg-type]
         self.scheduler = Scheduler(
             self.config, num_blocks=num_blocks, max_model_len=max_model_len, sliding_window=sliding_window
         )
         self.sliding_window = sliding_window
         self.check = check
+        self.most_in_flight = most_in_flight
+        self.in_flight: deque[tuple[SchedulerOutput, dict[str, int], dict[str, str]]] = deque()
         self.requests: dict[str, Request] = {}
         self.ended: dict[str, str] = {}
         self.rows: dict[str, Row] = {}
@@ -100,6 +107,7 @@ class Simulation:
         extra_keys: tuple[str, ...] = (),
         eos_token_ids: tuple[int, ...] = (EOS,),
         arrival_time: float | None = None,
+        deadline: float | None = None,
         **params: object,
     ) -> Request:
         params.setdefault("temperature", 0.0)
@@ -111,6 +119,7 @@ class Simulation:
             eos_token_ids=eos_token_ids,
             priority=priority,
             extra_keys=extra_keys,
+            deadline=deadline,
         )
         self.scheduler.add_request(request)
         self.requests[request_id] = request
@@ -123,17 +132,18 @@ class Simulation:
             self._end(self.requests[request_id])
 
     def step(self, failed: dict[str, str] | None = None) -> SchedulerOutput:
-        """One whole step; returns what was scheduled."""
+        """Schedule and execute a step, and book all but the newest ones; returns what was scheduled."""
+        for request in self.scheduler.end_expired(float(self.num_steps)):
+            self._end(request)
         output = self.scheduler.schedule(float(self.num_steps))
-        sampled = self.execute(output)
-        self.book(output, sampled, failed)
+        self.in_flight.append((output, self.execute(output), failed or {}))
+        while len(self.in_flight) > (self.most_in_flight if output.scheduled else 0):
+            self.book(*self.in_flight.popleft())
         return output
 
     def book(self, output: SchedulerOutput, sampled: dict[str, int], failed: dict[str, str] | None = None) -> None:
         results = self.scheduler.update_from_output(output, sampled, failed or {})
-        for request, new_token_ids in results:
-            if request.request_id in self.rows:
-                self.rows[request.request_id].token_ids += new_token_ids
+        for request, _ in results:
             if request.is_finished:
                 self._end(request)
         self.num_steps += 1
@@ -143,11 +153,11 @@ class Simulation:
     def drain(self, max_steps: int = 20_000) -> None:
         """Run until all requests have ended, then check that nothing is left behind."""
         for _ in range(max_steps):
-            if not self.scheduler.has_work:
+            if not self.scheduler.has_work and not self.in_flight:
                 break
-            before = self.num_computed_tokens
+            before, num_in_flight = self.num_computed_tokens + len(self.ended), len(self.in_flight)
             self.step()
-            assert self.num_computed_tokens > before, "a step without progress"
+            assert self.num_computed_tokens + len(self.ended) > before or num_in_flight, "a step without progress"
         assert not self.scheduler.has_work, self.scheduler.requests
         assert set(self.ended) == set(self.requests)
         assert self.scheduler.num_used_blocks == 0
@@ -158,7 +168,7 @@ class Simulation:
         for request_id, reason in self.ended.items():
             request = self.requests[request_id]
             expected, expected_reason = solo(request, self.scheduler.max_total_tokens)
-            if reason in ("abort", "error"):
+            if reason in ("abort", "error", "timeout"):
                 assert request.output_token_ids == expected[: request.num_output_tokens], request
             else:
                 assert (request.output_token_ids, reason) == (expected, expected_reason), request
@@ -178,10 +188,13 @@ class Simulation:
             row = self.rows[scheduled.request_id]
             end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
             self._read(scheduled, end)
-            wants_output = self.requests[scheduled.request_id].sampling_params.max_tokens != 0
+            request = self.requests[scheduled.request_id]
+            wants_output = request.sampling_params.max_tokens != 0
             assert scheduled.needs_sample == (end == len(row.token_ids) and wants_output)
+            assert end <= request.num_tokens or not request.needs_newest_token
             if scheduled.needs_sample:
                 sampled[scheduled.request_id] = next_token(row.kv[end - 1])
+                row.token_ids.append(sampled[scheduled.request_id])
         return sampled
 
     def _slot(self, row: Row, position: int) -> tuple[int, int]:
@@ -221,7 +234,7 @@ class Simulation:
     def _check_limits(self, output: SchedulerOutput) -> None:
         num_tokens = [scheduled.num_scheduled_tokens for scheduled in output.scheduled]
         assert min(num_tokens, default=1) > 0
-        assert sum(num_tokens) == output.num_scheduled_tokens <= self.config.max_num_batched_tokens
+        assert sum(num_tokens) == output.num_scheduled_tokens <= self.scheduler.max_num_batched_tokens
         names = [scheduled.request_id for scheduled in output.scheduled]
         assert len(names) == len(set(names)) <= self.scheduler.num_running <= self.config.max_num_seqs
         requests = self.scheduler.requests

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from scheduler.block_pool import NULL_BLOCK, BlockPool, hash_block, root_hash
+from scheduler.block_pool import FREE_CACHED, NULL_BLOCK, BlockPool, hash_block, root_hash
 
 
 def free_list(pool: BlockPool) -> list[int]:
@@ -137,3 +137,15 @@ def test_integrity_check_notices_damage() -> None:
     pool._ref_counts[1] = 0
     with pytest.raises(AssertionError):
         pool.check_integrity()
+
+
+def test_states_tell_free_cached_used_and_shared_blocks_apart() -> None:
+    pool = BlockPool(6)
+    used, shared, cached, _ = pool.allocate(4)
+    pool.register(shared, b"a")
+    pool.register(cached, b"b")
+    pool.share([shared] * 400)
+    pool.free([cached])
+    states = pool.states()
+    assert (states[NULL_BLOCK], states[used], states[shared], states[cached], states[5]) == (0, 1, 254, FREE_CACHED, 0)
+    assert len(states) == 6

@@ -24,7 +24,7 @@ def compute(kv: KVCacheManager, one: Request, num_tokens: int) -> list[int] | No
     block_ids = kv.allocate(one, num_tokens)
     if block_ids is not None:
         one.num_computed_tokens += num_tokens
-        kv.register_full_blocks(one)
+        kv.register_full_blocks(one, one.num_computed_tokens)
     return block_ids
 
 
@@ -60,7 +60,7 @@ def test_only_full_computed_blocks_are_found_and_never_the_last_token() -> None:
     kv.allocate(one, 10)
     assert kv.find_cached_prefix(request(list(range(10)))) == []
     one.num_computed_tokens = 10
-    kv.register_full_blocks(one)
+    kv.register_full_blocks(one, one.num_computed_tokens)
     assert kv.find_cached_prefix(request(list(range(4)))) == []
     assert kv.find_cached_prefix(request(list(range(5)))) == [1]
     assert kv.find_cached_prefix(request(list(range(12)))) == [1, 2]

@@ -222,11 +222,11 @@ def test_cached_prefixes_do_not_overtake_a_cold_request() -> None:
             ahead = simulation.scheduler.num_waiting - 1
         simulation.step()
     simulation.drain()
-    assert cold.first_scheduled_time is not None
-    assert cold.first_scheduled_time - cold.arrival_time <= 9 * (ahead // 8 + 2)
-    later = simulation.requests["warm 22"].first_scheduled_time
+    assert cold.timeline.admitted is not None
+    assert cold.timeline.admitted - cold.arrival_time <= 9 * (ahead // 8 + 2)
+    later = simulation.requests["warm 22"].timeline.admitted
     assert later is not None
-    assert cold.first_scheduled_time <= later
+    assert cold.timeline.admitted <= later
 
 
 def test_a_cache_near_its_limit_goes_on_finishing_requests() -> None:

@@ -16,6 +16,7 @@ CONFIGS = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 6),
         "enable_prefix_caching": st.booleans(),
         "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
+        "most_in_flight": st.integers(0, 2),
     }
 )
 ADDS = st.fixed_dictionaries(
@@ -28,6 +29,8 @@ ADDS = st.fixed_dictionaries(
         "ignore_eos": st.booleans(),
         "priority": st.integers(-1, 1),
         "extra_keys": st.sampled_from([(), ("salt",)]),
+        "bad_sequences": st.sampled_from([(), (), ((1000, 1001),)]),
+        "patience": st.sampled_from([None, None, 0, 3, 20]),
     }
 )
 STEPS, ABORTS, FAILURES = st.just("step"), st.integers(0, 30), st.just("fail")
@@ -53,11 +56,12 @@ def test_random_traffic_ends_every_request_once_with_what_it_gets_alone(config: 
             simulation.abort(str(operation))
         else:
             add = dict(operation)
-            prompt = prompt_of(add.pop("length"), add.pop("prefix"))
+            prompt, patience = prompt_of(add.pop("length"), add.pop("prefix")), add.pop("patience")
+            deadline = None if patience is None else float(simulation.num_steps + patience)
             if add["max_tokens"] == 0:
                 add["min_tokens"] = 0
             try:
-                simulation.add(str(number), prompt, **add)
+                simulation.add(str(number), prompt, deadline=deadline, **add)
             except ContextLengthExceeded:
                 num_output = 0 if add["max_tokens"] == 0 else 1
                 kv_tokens = simulation.scheduler.kv.max_tokens

@@ -123,7 +123,7 @@ def test_cached_tokens_are_those_of_the_prompt_at_its_first_admission() -> None:
     first = simulation.add("a", range(1, 10), max_tokens=16, ignore_eos=True)
     second = simulation.add("b", range(1, 10), max_tokens=16, ignore_eos=True)
     simulation.drain()
-    assert second.num_preemptions > 0
+    assert second.timeline.num_preemptions > 0
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 0)
     third = simulation.add("c", range(1, 10), max_tokens=1)
     simulation.drain()
@@ -232,7 +232,7 @@ def test_requests_that_can_never_run_are_refused() -> None:
 
 
 def test_a_cache_without_blocks_is_refused() -> None:
-    with pytest.raises(SettingsError, match="16 tokens"):
+    with pytest.raises(SettingsError, match="at least one block"):
         Scheduler(SchedulerConfig(), num_blocks=1, max_model_len=10)
 
 
@@ -250,4 +250,4 @@ def test_times_are_the_callers() -> None:
     first = simulation.add("a", [1], max_tokens=3, ignore_eos=True)
     second = simulation.add("b", [1], max_tokens=1)
     simulation.drain()
-    assert (first.first_scheduled_time, second.first_scheduled_time) == (0.0, 3.0)
+    assert (first.timeline.admitted, second.timeline.admitted) == (0.0, 3.0)

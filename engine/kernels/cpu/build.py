@@ -5,6 +5,7 @@ library works with every torch release. The result is cached per source, flags a
 """
 
 import ctypes
+import errno
 import functools
 import hashlib
 import os
@@ -24,6 +25,10 @@ FLAGS = [
 ]
 
 
+_ROOM = 16 * 2**20
+"""Bytes that a compilation may take on the disk; the library has less than 2 MB."""
+
+
 class KernelsUnavailable(Exception):
     """The message says why there are no compiled kernels."""
 
@@ -37,7 +42,21 @@ def load_library(*extra_flags: str) -> ctypes.CDLL:
     assert "torch" in sys.modules, "import torch first"
     if sys.byteorder != "little" or sys.platform == "win32":
         raise KernelsUnavailable(f"the C++ kernels are not built on {platform.platform()}")
-    path = _cache_folder() / f"kernels-{_fingerprint(extra_flags)}.so"
+    name = f"kernels-{_fingerprint(extra_flags)}.so"
+    try:
+        return _loaded(_cache_folder() / name, *extra_flags)
+    except OSError as error:
+        reason = f"{_cache_folder()}: {error.strerror}"
+    print(f"octavo: the CPU kernels cannot be kept in {reason}", file=sys.stderr, flush=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix="octavo-") as folder:
+            return _loaded(Path(folder, name), *extra_flags)
+    except OSError as error:
+        raise KernelsUnavailable(f"no place for the compiled kernels: {reason}; elsewhere: {error.strerror}") from error
+
+
+def _loaded(path: Path, *extra_flags: str) -> ctypes.CDLL:
+    """Compiled to `path` unless they are there. Raises OSError where nothing can be written."""
     if not path.exists():
         _compile(path, *extra_flags)
     try:
@@ -70,8 +89,10 @@ def _compile(path: Path, *extra_flags: str) -> None:
     compiler = shutil.which(os.environ.get("CXX", "g++"))
     if compiler is None:
         raise KernelsUnavailable("no C++ compiler; install g++ for the fast CPU kernels")
-    print("octavo: compiling the CPU kernels for this machine (once, some seconds)", file=sys.stderr, flush=True)
     path.parent.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(path.parent).free < _ROOM:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    print("octavo: compiling the CPU kernels for this machine (once, some seconds)", file=sys.stderr, flush=True)
     command = [compiler, *FLAGS, *extra_flags]
     sources = sorted(SOURCES.glob("*.cpp"))
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor(len(sources)) as pool:
@@ -83,7 +104,9 @@ def _compile(path: Path, *extra_flags: str) -> None:
 
 
 def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
+    if os.strerror(errno.ENOSPC) in done.stderr:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if done.returncode:
         message = (done.stderr.strip() or "no message").splitlines()[0]
         raise KernelsUnavailable(f"{command[0]} failed: {message}")

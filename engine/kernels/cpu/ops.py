@@ -16,6 +16,7 @@ from torch import Tensor
 from engine.attention.cpu import CPUAttention
 from engine.attention.metadata import AttentionBackend, KVCache
 from engine.kernels.ops import LayerWeights, TokenChoice, each_layer
+from engine.kernels.penalties import SparsePenalties
 from engine.kernels.quantised import QuantisedWeight
 
 from .build import load_library
@@ -101,6 +102,7 @@ class CPUOps:
     """See `Ops` for shapes. `hidden` is float32 and updated in place; the next call overwrites q, k, v and logits."""
 
     packs_quantised: ClassVar[bool] = True
+    packs_float8: ClassVar[bool] = False
     embeds_from_head: ClassVar[bool] = True
 
     def __init__(
@@ -229,13 +231,16 @@ class CPUOps:
         )
         return out[:rows]
 
-    def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[np.ndarray, np.ndarray]:
+    def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[Tensor, Tensor]:
         rows, vocab = logits.shape
         token_ids, highest = np.empty(rows, np.int64), np.empty(rows, np.float32)
         arrays = (choice.temperature, choice.min_p, choice.top_p, choice.top_k, choice.u, token_ids, highest)
         addresses = (array.ctypes.data for array in arrays)
         self._sample(_Sampling(logits.data_ptr(), rows, vocab, *addresses, self.num_threads))
-        return token_ids, highest
+        return torch.from_numpy(token_ids), torch.from_numpy(highest)
+
+    def make_penalties(self, vocab_size: int, device: torch.device) -> SparsePenalties:
+        return SparsePenalties()
 
     def _scratch(self, num_tokens: int, layer: _BoundLayer) -> int:
         """Address of buffers for so many tokens; each layer overwrites them."""
