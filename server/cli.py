@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from configs.errors import UsageError
 from configs.settings import EngineConfig, ServerConfig
 from configs.sources import resolve
-from server.commands.bench.flags import add_benchmarks
+from server.commands.bench.flags import CLIENTS, add_benchmarks
 from server.flags import Parser, add_model_argument, add_setting_flags, given_settings, refuse_unknown
 from server.version import version
 
@@ -28,14 +28,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     parser, commands = build_parser()
     arguments, unknown = parser.parse_known_args(argv)
-    command = commands[" ".join(filter(None, (arguments.command, getattr(arguments, "bench", None))))]
+    command = commands[_name(arguments)]
     refuse_unknown(unknown, command)
-    cls = ServerConfig if arguments.command == "serve" else EngineConfig
-    flags = given_settings(arguments, cls)
-    config = resolve(cls, toml=arguments.config, environ=os.environ, flags=flags)
+    config = _config(arguments)
     module = importlib.import_module(f"server.commands.{arguments.module}")
     code: int = module.run(config, arguments)
     return code
+
+
+def _name(arguments: argparse.Namespace) -> str:
+    """As `bench latency`."""
+    return " ".join(filter(None, (arguments.command, getattr(arguments, "bench", None))))
+
+
+def _config(arguments: argparse.Namespace) -> EngineConfig | None:
+    """None for a command without a model."""
+    if _name(arguments) in CLIENTS:
+        return None
+    cls = ServerConfig if arguments.command == "serve" else EngineConfig
+    return resolve(cls, toml=arguments.config, environ=os.environ, flags=given_settings(arguments, cls))
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -50,12 +61,14 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     benchmarks = {f"bench {name}": parser for name, parser in add_benchmarks(bench).items()}
     commands = {"serve": serve, "generate": generate, "chat": chat, **benchmarks}
     for name, command in commands.items():
-        add_model_argument(command)
         command.set_defaults(module=name.split()[0])
+    with_model = {name: command for name, command in commands.items() if name not in CLIENTS}
+    for command in with_model.values():
+        add_model_argument(command)
     _add_sampling_flags(generate)
     _add_sampling_flags(chat)
     generate.add_argument("--prompt", action="append", required=True, help="text to continue; may be repeated")
-    for name, command in commands.items():
+    for name, command in with_model.items():
         add_setting_flags(command, ServerConfig if name == "serve" else EngineConfig)
     return parser, commands
 

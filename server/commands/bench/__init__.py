@@ -1,4 +1,4 @@
-"""`octavo bench WHAT MODEL`: measurements. Each prints a table for people and, as the last line, one JSON document."""
+"""`octavo bench WHAT MODEL|URL`: measurements. Each prints a table and, as the last line, one JSON document."""
 
 import argparse
 import importlib
@@ -6,7 +6,7 @@ import importlib
 from configs.settings import EngineConfig
 
 
-def run(config: EngineConfig, arguments: argparse.Namespace) -> int:
+def run(config: EngineConfig | None, arguments: argparse.Namespace) -> int:
     module = importlib.import_module(f"server.commands.bench.{arguments.bench}")
     code: int = module.run(config, arguments)
     return code

@@ -3,9 +3,15 @@
 import argparse
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from server.flags import Parser
+
+from .load_test.flags import add_serve_flags, add_sweep_flags
+
+CLIENTS = ("bench serve", "bench sweep")
+"""Commands for servers that run elsewhere: no model here, and no settings."""
 
 NO_INTEGER = "not an integer of at least 1: {!r}"
 
@@ -58,6 +64,8 @@ def add_benchmarks(bench: Parser) -> dict[str, Parser]:
         "streaming": ("processor time of the API process per streamed token, without a model", _add_streaming_flags),
         "kernels": ("each C++ kernel against what the machine can do", _add_kernel_flags),
         "quality": ("what the weights' type costs against float32", _add_quality_flags),
+        "serve": ("load on a server of any make, over HTTP", partial(add_serve_flags, count=count, lengths=lengths)),
+        "sweep": ("the highest rate at which it keeps limits", partial(add_sweep_flags, count=count, lengths=lengths)),
     }
     parsers = {}
     for name, (text, add_flags) in helps.items():
