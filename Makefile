@@ -1,6 +1,7 @@
 # make serve    set up, then serve the bundled checkpoint (or MODEL=path) on 127.0.0.1:8000
 # make setup    .venv with pinned dependencies, the bundled checkpoint, compiled kernels
 # make test     everything that CI checks;  make test-slow  what takes minutes;  make test-clients  other people's clients
+# make test-monitoring  a real Prometheus, from Debian's packages
 PYTHON ?= python3
 MODEL ?= smollm2
 ARGS ?=
@@ -9,7 +10,7 @@ BIN := .venv/bin
 CHECKPOINT := models/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve setup test test-slow test-clients test-sanitizers lint format clean
+.PHONY: serve setup test test-monitoring test-slow test-clients test-sanitizers lint format clean
 
 serve: setup
 	@exec $(BIN)/octavo serve $(MODEL) $(ARGS)
@@ -51,6 +52,16 @@ test: lint $(CHECKPOINT)
 	$(BIN)/python -m pytest --cov --cov-report=
 	$(BIN)/coverage report --include='configs/*,scheduler/*' --fail-under=100
 	$(BIN)/coverage report --skip-covered
+
+# Prometheus scrapes the server, and its own tools read the configuration
+test-monitoring: .venv/installed-dev $(CHECKPOINT) build/prometheus/usr/bin/prometheus
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/server/test_prometheus.py tests/test_monitoring.py
+
+build/prometheus/usr/bin/prometheus:
+	@echo "octavo: fetching Prometheus (19 MB, once)"
+	@mkdir -p $(dir $@)
+	@cd build/prometheus && apt-get --quiet download prometheus && dpkg --extract prometheus_*.deb . && rm prometheus_*.deb
+	@touch $@
 
 test-slow: .venv/installed-dev $(CHECKPOINT)
 	$(BIN)/python -m pytest -m slow

@@ -279,8 +279,8 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
     memory_bandwidth: Annotated[
         Annotated[float, Meta(gt=0)] | None,
         Meta(
-            description="Gigabytes per second that the device can read, as `octavo bench kernels` measures it: /metrics then"
-            " tells what share of it the steps reach.",
+            description="Gigabytes per second that the device can read, as `octavo bench kernels` measures it: /metrics"
+            " then tells what share of it the steps reach.",
         ),
     ] = None
     otlp_traces_endpoint: Annotated[

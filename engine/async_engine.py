@@ -2,23 +2,28 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Sequence
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, Literal, TypeVar
 
-from configs.errors import EngineDead, InvalidRequest
+from configs.errors import DeadlinePassed, InvalidRequest, Unavailable
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 
+from .admission import WaitingRoom
 from .beam_search import beam_search
 from .checkpoints import Checkpoint
-from .core_client import CORE, CoreClient
+from .core_client import CORE
 from .input_processor import InputProcessor, RenderedChat
-from .messages import AbortRequests, AddRequest, CoreReady, TokenLogprobs, TokenOutput
+from .messages import AbortRequests, AddRequest, CoreReady, Snapshot, StepStats, TokenLogprobs, TokenOutput
+from .observer import Observer
 from .output_mailbox import Mailbox
 from .output_processor import OutputProcessor
 from .outputs import CompletionOutput, OutputBatch, RequestOutput
+from .supervisor import EngineHealth, Supervision, Supervisor
 from .text.detokenizer import Detokenizer
 from .text.tokenizer import Tokenizer
 
@@ -26,32 +31,53 @@ Result = TypeVar("Result")
 
 _LONG_TEXT = 2000
 """Characters; shorter texts are encoded on the event loop, in less time than a change of threads takes."""
+_GRACE = 0.5
+"""Seconds behind a deadline after which a request ends though the core has not said so."""
 
 
 class AsyncEngine:
-    """Many requests at once, each an async generator over one mailbox; one core process."""
+    """Many requests at once, each an async generator over one mailbox; one core process, which is replaced when it
+    ends if `supervision` says so. What runs then fails; everything on this side goes on."""
 
-    def __init__(self, client: CoreClient, inputs: InputProcessor, info: CoreReady) -> None:
-        self.info = info
-        self._client = client
+    def __init__(self, supervisor: Supervisor, inputs: InputProcessor, waiting_room: WaitingRoom) -> None:
+        self._supervisor = supervisor
         self._inputs = inputs
+        self._waiting_room = waiting_room
         self._mailboxes: dict[str, Mailbox] = {}
-        self._death: str | None = None
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
-        self._watcher = asyncio.create_task(self._watch_core())
-        client.on_outputs = self._deliver
+        self.observer = Observer()
+        supervisor.on_outputs = self._deliver
+        supervisor.on_end = self.end_all
 
     @classmethod
-    async def start(cls, config: EngineConfig, core: Sequence[str] = CORE) -> "AsyncEngine":
-        """Start the core and load the tokenizer meanwhile. Raises `UsageError` with one line that says why not."""
-        client = await CoreClient.start(config, core)
+    async def start(
+        cls,
+        config: EngineConfig,
+        core: Sequence[str] = CORE,
+        *,
+        supervision: Supervision | None = None,
+        max_queued_requests: int | None = None,
+        max_queued_tokens: int | None = None,
+    ) -> "AsyncEngine":
+        """Start the core and load the tokenizer meanwhile. Raises `UsageError` with one line that says why not.
+
+        Without `supervision` the engine dies with its core; without bounds, any number of requests may wait.
+        """
+        supervisor = Supervisor(config, core, supervision or Supervision())
+        await supervisor.launch()
         try:
             inputs = await asyncio.to_thread(InputProcessor, config)
-            info = await client.wait_ready()
+            await supervisor.wait_ready()
         except BaseException:
-            await client.close()
+            await supervisor.close("the engine has not started")
             raise
-        return cls(client, inputs, info)
+        by_priority = config.scheduling_policy == "priority"
+        return cls(supervisor, inputs, WaitingRoom(max_queued_requests, max_queued_tokens, by_priority=by_priority))
+
+    @property
+    def info(self) -> CoreReady:
+        """What the running core, or else the latest one, has loaded."""
+        return self._supervisor.info
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -68,8 +94,38 @@ class AsyncEngine:
 
     @property
     def is_dead(self) -> bool:
-        """True once the core process has ended; every request fails from then on."""
-        return self._death is not None
+        """True once there is no core process and will not be one; every request fails from then on."""
+        return self._supervisor.is_dead
+
+    async def wait_death(self) -> str:
+        """Wait until the engine is dead; says why, in one line."""
+        return await asyncio.shield(self._supervisor.death)
+
+    def health(self) -> EngineHealth:
+        """How the core is; it is not asked, so this takes no time."""
+        return self._supervisor.health()
+
+    def stats(self) -> StepStats:
+        """What the core told last, and counters since this engine's start."""
+        return self._supervisor.stats()
+
+    async def snapshot(self) -> Snapshot:
+        """All requests and blocks at one moment, when the core's step is over. Raises `Unavailable`."""
+        return await self._supervisor.snapshot()
+
+    @property
+    def num_restarts(self) -> int:
+        """Of the core, since this engine's start."""
+        return self._supervisor.num_restarts
+
+    @property
+    def pid(self) -> int:
+        """Of the core, or of the latest one."""
+        return self._supervisor.client.pid
+
+    def check_room(self, num_requests: int, num_tokens: int, priority: int = 0) -> None:
+        """Raise `QueueFull` if requests of so many tokens cannot wait for their turn now."""
+        self._waiting_room.check(num_requests, num_tokens, priority)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`; a long one does not hold up other requests."""
@@ -106,10 +162,11 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """`generate_many` of a single choice."""
-        choices = [(prompt_token_ids, params)]
-        batches = self.generate_many(choices, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        options = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
+        batches = self.generate_many([(prompt_token_ids, params)], request_id=request_id, **options)
         async with aclosing(batches):
             async for batch in batches:
                 for _, output in batch:
@@ -122,38 +179,54 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
         interval: int = 1,
     ) -> AsyncGenerator[OutputBatch, None]:
         """Differences as they come, each choice's last with a finish reason. Fan out with `params.for_choice`.
 
+        At the `deadline`, of time.monotonic(), choices that still run end as they are with finish reason `timeout`.
         Behind a choice's first tokens, nothing comes before it has `interval` more or ends.
-        Closing or cancelling the generator aborts what still runs. Raises `EngineDead`, `RequestFailed`, or the
-        `InvalidRequest` with which the core refuses.
+        Closing or cancelling the generator aborts what still runs. Raises `Unavailable` (among them `EngineDead`),
+        `QueueFull`, `RequestFailed`, or the `InvalidRequest` with which the core refuses.
         """
-        if self._death is not None:
-            raise EngineDead(self._death)
+        await self._supervisor.wait_available(deadline)
+        self.check_room(len(choices), sum(len(token_ids) for token_ids, _ in choices), priority)
         running: dict[str, tuple[int, OutputProcessor]] = {}
         mailbox = Mailbox(interval)
+        waiting = self._waiting_room.places
+        timer = None if deadline is None else self._call_behind(deadline, mailbox, running)
         try:
             for index, (token_ids, params) in enumerate(choices):
-                request = self._request(f"{request_id}-{index}", token_ids, params, priority, cache_salt)
+                request = self._request(f"{request_id}-{index}", token_ids, params, priority, cache_salt, deadline)
                 running[request.request_id] = (index, OutputProcessor(self.tokenizer, token_ids, params))
                 self._mailboxes[request.request_id] = mailbox
-                self._client.send(request)
+                self._waiting_room.enter(request.request_id, len(token_ids), priority)
+                self.observer.began(request)
+                self._supervisor.send(request)
             while running:
                 await mailbox.filled()
                 batch = []
                 for tokens in mailbox.take():
                     index, processor = running[tokens.request_id]
                     output = processor.process(tokens)
+                    if tokens.request_id in waiting:
+                        self._waiting_room.leave(tokens.request_id)
                     if output.finish_reason is not None:
                         del running[tokens.request_id]
+                        reason, num_tokens = output.finish_reason, output.num_output_tokens
+                        self.observer.ended(tokens.request_id, reason, num_tokens, tokens.timeline)
                         # now, not when the reader comes back: of a stop string the core knows nothing
-                        self._forget([tokens.request_id], in_core=tokens.finish_reason is None)
+                        self._forget(mailbox, [tokens.request_id], in_core=tokens.finish_reason is None)
+                        self._supervisor.note_answer()
                     batch.append((index, output))
                 yield batch
         finally:
-            self._forget(list(running), in_core=True)
+            self._forget(mailbox, list(running), in_core=True)
+            is_abort = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
+            for request_id, (_, processor) in running.items():
+                self.observer.ended(request_id, "abort" if is_abort else "error", processor.num_output_tokens, None)
+            if timer is not None:
+                timer.cancel()
 
     async def embed(
         self,
@@ -163,19 +236,22 @@ class AsyncEngine:
         pooling: Literal["last", "mean"],
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> list[list[float]]:
         """An embedding of each prompt, see `SamplingParams.pooling`; not scaled to length 1.
 
-        Cancelling aborts what still runs. Raises what `generate_many` does.
+        Cancelling aborts what still runs. Raises what `generate_many` does, and `DeadlinePassed`.
         """
         params = SamplingParams(max_tokens=0, pooling=pooling)
         choices = [(token_ids, params) for token_ids in prompts]
         embeddings: list[list[float]] = [[] for _ in prompts]
-        batches = self.generate_many(choices, request_id=request_id, priority=priority, cache_salt=cache_salt)
+        options = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
+        batches = self.generate_many(choices, request_id=request_id, **options)
         async with aclosing(batches):
             async for batch in batches:
                 for index, output in batch:
-                    assert output.embedding is not None, output
+                    if output.embedding is None:
+                        raise DeadlinePassed()
                     embeddings[index] = output.embedding
         return embeddings
 
@@ -188,10 +264,12 @@ class AsyncEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> list[CompletionOutput]:
         """The `params.n` best sequences of max_tokens tokens at most, best first; see `engine/beam_search.py`.
 
         n is at most `MAX_LOGPROBS` / 2. Of the parameters only max_tokens, ignore_eos and skip_special_tokens apply.
+        Raises what `generate_many` does, and `DeadlinePassed`.
         """
         one_token = SamplingParams(max_tokens=1, temperature=0, logprobs=2 * params.n, ignore_eos=True)
         steps = itertools.count()
@@ -203,10 +281,13 @@ class AsyncEngine:
                 request_id=f"{request_id}-{next(steps)}",
                 priority=priority,
                 cache_salt=cache_salt,
+                deadline=deadline,
             )
             async with aclosing(batches):
                 async for batch in batches:
                     found |= {index: output.logprobs[0] for index, output in batch if output.logprobs}
+            if len(found) < len(sequences):
+                raise DeadlinePassed()
             return [found[index] for index in range(len(sequences))]
 
         limit = self.info.max_model_len - len(prompt_token_ids)
@@ -226,14 +307,17 @@ class AsyncEngine:
 
     async def shutdown(self) -> None:
         """End the core process; requests that still run fail with `EngineDead`."""
-        self._watcher.cancel()
-        await asyncio.gather(self._watcher, return_exceptions=True)
-        self._die("the engine has been shut down")
         self._threads.shutdown(wait=False)
-        await self._client.close()
+        await self._supervisor.close("the engine has been shut down")
 
     def _request(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int, cache_salt: str | None
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str | None,
+        deadline: float | None,
     ) -> AddRequest:
         assert params.n == 1, params.n
         if request_id in self._mailboxes:
@@ -245,27 +329,40 @@ class AsyncEngine:
             eos_token_ids=self.checkpoint.eos_token_ids,
             priority=priority,
             cache_salt=cache_salt,
+            deadline=deadline,
         )
 
-    def _forget(self, request_ids: list[str], *, in_core: bool) -> None:
-        for request_id in request_ids:
+    def _call_behind(self, deadline: float, mailbox: Mailbox, running: Collection[str]) -> asyncio.TimerHandle:
+        """End what is still `running` some time behind the deadline: the core, which should have, is not at it."""
+
+        def end() -> None:
+            for request_id in running:
+                mailbox.put(TokenOutput(request_id=request_id, finish_reason="timeout"))
+            self._supervisor.send(AbortRequests(list(running)))
+
+        return asyncio.get_running_loop().call_later(deadline - time.monotonic() + _GRACE, end)
+
+    def _forget(self, mailbox: Mailbox, request_ids: list[str], *, in_core: bool) -> None:
+        """Those whose core has ended are forgotten already, and their ids may be others' by now."""
+        known = [request_id for request_id in request_ids if self._mailboxes.get(request_id) is mailbox]
+        for request_id in known:
             del self._mailboxes[request_id]
-        if request_ids and in_core and not self.is_dead:
-            self._client.send(AbortRequests(request_ids))
+            self._waiting_room.leave(request_id)
+        if known and in_core:
+            self._supervisor.send(AbortRequests(known))
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
             if mailbox := self._mailboxes.get(output.request_id):
                 mailbox.put(output)
+        self.observer.stepped(outputs, self._supervisor.client.stats)
 
-    async def _watch_core(self) -> None:
-        end = await self._client.wait_end()
-        self._die(f"the engine has stopped ({end}); see the server's log")
-
-    def _die(self, reason: str) -> None:
-        self._death = self._death or reason
-        for mailbox in self._mailboxes.values():
-            mailbox.die(self._death)
+    def end_all(self, error: Unavailable) -> None:
+        """End all requests with `error`."""
+        mailboxes, self._mailboxes = self._mailboxes, {}
+        self._waiting_room.clear()
+        for mailbox in mailboxes.values():
+            mailbox.die(error)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

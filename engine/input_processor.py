@@ -19,6 +19,8 @@ from .text.infill import infill_prompt
 from .text.tokenizer import load_tokenizer
 from .text.word_tokens import word_tokens
 
+MAX_TEMPLATE = 2**18
+"""Characters of a request's chat template; compiling takes a second for so many."""
 _DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
@@ -111,6 +113,8 @@ class InputProcessor:
 
     def _compile_template(self, source: str) -> ChatTemplate:
         """A request's own template."""
+        if len(source) > MAX_TEMPLATE:
+            raise InvalidRequest(f"a template may have {MAX_TEMPLATE} characters", param="chat_template")
         try:
             return ChatTemplate(source, self.tokenizer.special_tokens)
         except CheckpointError as error:

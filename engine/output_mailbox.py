@@ -4,7 +4,7 @@ import asyncio
 
 import msgspec
 
-from configs.errors import EngineDead
+from configs.errors import Unavailable
 
 from .messages import TokenOutput
 
@@ -18,12 +18,14 @@ class Mailbox:
         self._begun: set[str] = set()
         self._due = False
         self._outputs: dict[str, TokenOutput] = {}
-        self._dead: str | None = None
+        self._dead: Unavailable | None = None
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, output: TokenOutput) -> None:
         request_id = output.request_id
         waiting = self._outputs.get(request_id)
+        if waiting is not None and waiting.finish_reason is not None:
+            return  # ended by the core and, before the reader has seen that, by its deadline
         merged = self._outputs[request_id] = output if waiting is None else _merge(waiting, output)
         num_tokens = len(merged.new_token_ids)
         if num_tokens >= self._interval or merged.finish_reason is not None or request_id not in self._begun:
@@ -31,8 +33,9 @@ class Mailbox:
             self._due = True
             self._wake()
 
-    def die(self, reason: str) -> None:
-        self._dead = reason
+    def die(self, error: Unavailable) -> None:
+        """Nothing more will come; the reader gets `error` behind what is here."""
+        self._dead = error
         self._wake()
 
     def filled(self) -> asyncio.Future[None]:
@@ -43,9 +46,9 @@ class Mailbox:
         return self._reader
 
     def take(self) -> list[TokenOutput]:
-        """One output of each request that has any. Raises `EngineDead` when there will be none."""
+        """One output of each request that has any. Raises what `die` was given when there will be none."""
         if not self._outputs and self._dead is not None:
-            raise EngineDead(self._dead)
+            raise self._dead.with_traceback(None)  # others raise it too
         self._due = False
         outputs, self._outputs = self._outputs, {}
         return list(outputs.values())

@@ -17,7 +17,7 @@ class OutputProcessor:
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, params)
         self._num_prompt_tokens = len(prompt_token_ids)
-        self._num_output_tokens = 0
+        self.num_output_tokens = 0
 
     def process(self, output: TokenOutput) -> RequestOutput:
         """What the caller sees of `output`.
@@ -28,7 +28,7 @@ class OutputProcessor:
         if output.finish_reason == "error":
             raise getattr(configs.errors, output.error_type)(output.error, param=output.error_param)
         delta = self._detokenizer.push(output.new_token_ids, output.finish_reason)
-        self._num_output_tokens += delta.num_tokens
+        self.num_output_tokens += delta.num_tokens
         stopped = delta.stop_string is not None
         return RequestOutput(
             text=delta.text,
@@ -38,7 +38,7 @@ class OutputProcessor:
             stop_reason=delta.stop_string if stopped else output.stop_reason,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=output.num_cached_tokens,
-            num_output_tokens=self._num_output_tokens,
+            num_output_tokens=self.num_output_tokens,
             prompt_logprobs=output.prompt_logprobs,
             embedding=output.embedding,
         )

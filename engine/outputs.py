@@ -15,7 +15,7 @@ class RequestOutput(msgspec.Struct, frozen=True):
     logprobs: list[TokenLogprobs] | None
     """One entry per token id; None when none were asked for."""
     finish_reason: str | None
-    """stop, length or repetition; None while the request runs. Failures are raised."""
+    """stop, length, repetition or timeout; None while the request runs. Failures are raised."""
     stop_reason: int | str | None
     """The stop id or stop string that matched; None for end-of-sequence and other reasons."""
     num_prompt_tokens: int
@@ -40,7 +40,7 @@ class CompletionOutput:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: str | None = None
-    """stop, length, repetition or error."""
+    """stop, length, repetition, timeout or error."""
     stop_reason: int | str | None = None
     error: str | None = None
     """Why, when `finish_reason` is error."""

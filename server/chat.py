@@ -49,6 +49,8 @@ class Chat:
     """A max_tokens that is more than the context holds means as many as it holds, and is not refused."""
     priority: int | None = None
     cache_salt: str | None = None
+    timeout: float | None = None
+    """Seconds."""
 
 
 class Answers:
@@ -102,6 +104,7 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
         cache_salt=chat.cache_salt,
         field_names=names,
         request_id=chat.request_id,
+        timeout=chat.timeout,
         beam_length_penalty=chat.beam_length_penalty,
     )
     return generation, Answers(reading.new_parser)

@@ -1,17 +1,15 @@
 """Command-line flags made from the settings' fields, so that names, types and texts have one source."""
 
 import argparse
-import types
-import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from configs.errors import UsageError
 from configs.settings import SchedulerConfig
-from configs.sources import did_you_mean, preset_names
+from configs.sources import did_you_mean, plain_type, preset_names
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,9 +39,11 @@ def add_setting_flags(parser: argparse.ArgumentParser, cls: type[SchedulerConfig
             continue
         flag = "--" + field.name.replace("_", "-")
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field)}
-        kind = _plain_type(field.type)
+        kind = plain_type(field.type)
         if kind is bool:
             options["action"] = argparse.BooleanOptionalAction
+        elif get_origin(kind) is tuple:
+            options |= {"action": "append", "metavar": "TEXT"}
         elif get_origin(kind) is Literal:
             options["choices"] = get_args(kind)
         else:
@@ -61,7 +61,8 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
     """Raise `UsageError` for arguments that no flag took, with the nearest flag."""
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]
-        raise UsageError(f"unknown argument {unknown[0]}{did_you_mean(unknown[0].split('=')[0], flags)}")
+        name = unknown[0].split("=")[0]  # the value may be a secret
+        raise UsageError(f"unknown argument {name}{did_you_mean(name, flags)}")
 
 
 def _help(field: msgspec.structs.FieldInfo) -> str:
@@ -77,12 +78,3 @@ def description(field: msgspec.structs.FieldInfo) -> str:
 
 def _shown(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-def _plain_type(annotation: Any) -> Any:
-    """`Annotated[int, …] | None` -> int."""
-    if get_origin(annotation) is Annotated:
-        return _plain_type(get_args(annotation)[0])
-    if get_origin(annotation) in (types.UnionType, typing.Union):
-        return _plain_type(next(kind for kind in get_args(annotation) if kind is not types.NoneType))
-    return annotation

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from configs.sampling import SamplingParams
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.field_names import FieldNames, naming
+from server.metrics.records import note_response
 from server.serving import Serving
 
 
@@ -37,19 +38,22 @@ class Generation:
         cache_salt: str | None = None,
         field_names: FieldNames = MappingProxyType({}),
         request_id: str | None = None,
+        timeout: float | None = None,
         beam_length_penalty: float | None = None,
     ) -> None:
         """With `beam_length_penalty` the choices of a prompt are its likeliest sequences, and there is only the
-        `whole` answer."""
+        `whole` answer. The `timeout` that the request asks for, in seconds, begins now."""
         self.serving = serving
         self.prompts = prompts
         self.n = prompts[0].params.n
         self.id = id_prefix + (request_id or uuid.uuid4().hex)
+        note_response(self.id, self.n if beam_length_penalty is None else 1)
         self.created = int(time.time())
         self.latest: list[RequestOutput | None] = [None] * (len(prompts) * self.n)
         """Of each choice; it holds the choice's counts. Whoever reads `run` keeps it up to date."""
         self._priority = priority or 0
         self._cache_salt = cache_salt
+        self._deadline = serving.deadline(timeout)
         self._field_names = field_names
         self._beam_length_penalty = beam_length_penalty
 
@@ -61,9 +65,14 @@ class Generation:
             request_id=self.id,
             priority=self._priority,
             cache_salt=self._cache_salt,
+            deadline=self._deadline,
             interval=interval or self.serving.config.stream_interval,
         )
         return outputs if self.prompts[0].params.structured is None else self._naming_fields(outputs)
+
+    def check_room(self) -> None:
+        """Raise `QueueFull` if it would have to be refused now; `run` tells too, later."""
+        self.serving.engine.check_room(len(self.latest), self.num_prompt_tokens * self.n, self._priority)
 
     async def whole(self) -> list[CompletionOutput]:
         """All choices, finished."""
@@ -89,6 +98,7 @@ class Generation:
                 request_id=f"{self.id}-{index}",
                 priority=self._priority,
                 cache_salt=self._cache_salt,
+                deadline=self._deadline,
             ):
                 num_prompt_tokens, num_output_tokens = len(prompt.token_ids), len(output.token_ids)
                 self.latest[len(outputs)] = RequestOutput(

@@ -1,6 +1,6 @@
 """Every error leaves as OpenAI's error object, those of the framework included.
 
-Where a protocol's clients read more than that, its route puts an `ErrorBody` into the request's scope.
+Where a protocol's clients read more than that, its rows of the table of routes have an `ErrorBody` of their own.
 """
 
 import logging
@@ -12,21 +12,22 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from configs.errors import RequestError
+from configs.errors import RequestError, ShuttingDown
 from server.protocol.common import Error, ErrorResponse
+from server.security.request_ids import CURRENT
 
 logger = logging.getLogger(__name__)
 
 ErrorBody = Callable[[Exception], bytes]
 ERROR_BODY = "octavo.error_body"
-"""Its key in the scope."""
+"""Its key in the scope of a request."""
 
 
 def error_object(error: Exception) -> Error:
     """What is not a `RequestError` is a fault of ours: logged, and told without detail."""
     if isinstance(error, RequestError):
         return Error(error.message, error.type, error.param, error.code)
-    logger.error("a request failed", exc_info=error)
+    logger.error("request %s failed", CURRENT.get(), exc_info=error)
     return Error("internal error; see the server's log", "server_error")
 
 
@@ -42,7 +43,12 @@ def error_response(request: Request, error: Exception) -> Response:
         content = Error(f"{reason}: {request.method} {request.url.path}", "invalid_request_error")
         return _json(msgspec.json.encode(ErrorResponse(content)), error.status_code, error.headers)
     body_of: ErrorBody = request.scope.get(ERROR_BODY, error_body)
-    return _json(body_of(error), error.status if isinstance(error, RequestError) else 500)
+    if not isinstance(error, RequestError):
+        return _json(body_of(error), 500)
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    if isinstance(error, ShuttingDown):
+        headers["connection"] = "close"
+    return _json(body_of(error), error.status, headers)
 
 
 def _json(body: bytes, status: int, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,14 +1,18 @@
 """The listening socket."""
 
 import contextlib
+import math
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 from configs.errors import UsageError
 
 
-def bind(host: str, port: int) -> socket.socket:
+def bind(host: str, port: int, client_timeout: float = 0) -> socket.socket:
     """A bound socket that does not listen yet, so that clients are refused until the model is loaded.
 
+    Its connections end when a client takes nothing for `client_timeout` seconds of what it was sent (on Linux).
     Raises `UsageError` when the address cannot be had.
     """
     try:
@@ -18,8 +22,37 @@ def bind(host: str, port: int) -> socket.socket:
         with contextlib.ExitStack() as on_failure:
             listener = on_failure.enter_context(socket.socket(family, kind, protocol))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if client_timeout and hasattr(socket, "TCP_USER_TIMEOUT"):
+                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(client_timeout * 1000))
             listener.bind(address)
             on_failure.pop_all()
     except OSError as error:
         raise UsageError(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener
+
+
+@contextlib.contextmanager
+def bind_unix(path: str) -> Iterator[socket.socket]:
+    """The same with a socket in the file system, for this user and group; it goes at the end."""
+    try:
+        with contextlib.ExitStack() as on_failure:
+            listener = on_failure.enter_context(socket.socket(socket.AF_UNIX))
+            _remove_if_unused(path)
+            listener.bind(path)
+            Path(path).chmod(0o660)
+            on_failure.pop_all()
+    except OSError as error:
+        raise UsageError(f"--uds {path}: {error.strerror or error}") from error
+    with listener:
+        yield listener
+        Path(path).unlink(missing_ok=True)
+
+
+def _remove_if_unused(path: str) -> None:
+    """What a server that was killed has left."""
+    if Path(path).is_socket():
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(path)
+            except ConnectionRefusedError:
+                Path(path).unlink()

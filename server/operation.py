@@ -1,5 +1,7 @@
 """One row of the table of routes, and the ASGI application that answers its requests."""
 
+import contextlib
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +11,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from server.http_errors import ErrorBody, error_body
+from server.metrics.ledger import RECORD
+from server.metrics.records import server_timing
 from server.protocol.common import RequestBody
+
+ANSWER_HEADERS = "octavo.answer_headers"
+"""Key in the scope: the headers, as ASGI has them, that every answer carries, errors included."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 """Answers a request, or raises `RequestError`."""
@@ -33,31 +41,45 @@ class Operation:
     events: tuple[Any, ...] = ()
     """Types of what comes piece by piece, if the request asks for that."""
     events_type: str = "text/event-stream"
+    texts: tuple[str, ...] = ()
+    """Media types of answers that are no JSON."""
+    other_statuses: tuple[int, ...] = ()
+    """Of answers of the same types."""
     errors: tuple[int, ...] = ()
     """Statuses beside those that every body may get."""
+    error_body: ErrorBody = error_body
+    """Of errors, for a protocol whose clients read more than OpenAI's."""
+    is_open: bool = False
+    """Answered without a key."""
 
     @property
     def error_statuses(self) -> list[int]:
-        return sorted({500, *self.errors, *((400, 404, 413, 503) if self.body else ())})
+        key = () if self.is_open else (401,)
+        return sorted({500, *key, *self.errors, *((400, 404, 408, 413, 429, 503) if self.body else ())})
 
 
 class Endpoint:
     """The ASGI application of one path. Raises what a handler raises, before it sends anything."""
 
-    def __init__(self, operations: dict[str, Operation]) -> None:
+    def __init__(self, path: str, operations: dict[str, Operation]) -> None:
         """By method."""
+        self.path = path.replace(":path}", "}")
         self.operations = operations
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         operation = self.operations["GET" if scope["method"] == "HEAD" else scope["method"]]
         is_work = operation.body is not None
-        serving = scope["app"].state.serving
-        serving.num_running += is_work
-        try:
+        serving, record = scope["app"].state.serving, scope[RECORD]
+        record.route = self.path
+        if is_work:
+            serving.telemetry.ledger.begin_work(record, scope)
+        with serving.working() if is_work else contextlib.nullcontext():
             response = await operation.handler(Request(scope, receive))
+            record.status = response.status_code
+            response.raw_headers += scope[ANSWER_HEADERS]
+            if timing := server_timing(record, time.monotonic()):
+                response.raw_headers.append((b"server-timing", timing))
             await response(scope, receive, send)
-        finally:
-            serving.num_running -= is_work
 
 
 def routes_of(operations: list[Operation]) -> list[Route]:
@@ -66,4 +88,4 @@ def routes_of(operations: list[Operation]) -> list[Route]:
     for operation in operations:
         for path in operation.paths.split():
             by_path.setdefault(path, {}).update(dict.fromkeys(operation.methods.split(), operation))
-    return [Route(path, Endpoint(by_method), methods=[*by_method]) for path, by_method in by_path.items()]
+    return [Route(path, Endpoint(path, by_method), methods=[*by_method]) for path, by_method in by_path.items()]

@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from configs.errors import InvalidRequest, RequestError
+from configs.errors import InvalidRequest, RequestError, shown
 from configs.settings import ServerConfig
 from server.protocol.common import RequestBody
 from server.protocol.unsupported import check_unsupported
@@ -23,6 +23,8 @@ MAX_CONTAINERS = 250_000
 """Arrays and objects in one body. Each costs about 0.25 µs; text holds fewer brackets than tokens."""
 MAX_VALUES = 4_000_000
 """Commas in one body, and so elements of lists: about 20 ns each; no context has as many token ids."""
+
+_QUOTED = re.compile(r"""^(Invalid (?:enum )?value )(['"])(.*)\2(?= - at `[^`]*`$|$)""", re.DOTALL)
 
 Body = TypeVar("Body", bound=RequestBody)
 Query = TypeVar("Query")
@@ -71,7 +73,7 @@ class BodyParser(Generic[Body]):
         except RecursionError as error:
             raise InvalidRequest("the body is nested too deeply") from error
         except msgspec.ValidationError as error:
-            raise InvalidRequest(str(error).replace("`", ""), param=_param(str(error))) from error
+            raise InvalidRequest(validation_message(error), param=_param(str(error))) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from error
         for name, value in unsupported.items():
@@ -79,13 +81,13 @@ class BodyParser(Generic[Body]):
         check_one_of(body)
         ignored = [name for name in raw if name not in self.known]
         if ignored and self.strict_fields:
-            raise InvalidRequest(f"unknown field {ignored[0]}", param=ignored[0])
+            raise InvalidRequest(f"unknown field {ignored[0][:64]}", param=ignored[0])
         return Parsed(body, ignored)
 
     async def _read(self, request: Request) -> bytes:
         kind = request.headers.get("content-type")
         if kind is not None and not any(part in kind for part in self.body_type.content_types):
-            raise InvalidRequest(f"content-type must be application/json; got {kind}")
+            raise InvalidRequest(f"content-type must be application/json; got {kind[:64]}")
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self.max_bytes:
             raise self._too_large(f"{announced} bytes")
@@ -117,7 +119,12 @@ def query_of(request: Request, query_type: type[Query]) -> Query:
     try:
         return msgspec.convert(dict(request.query_params), query_type, strict=False)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(str(error).replace("`", ""), param=_param(str(error))) from error
+        raise InvalidRequest(validation_message(error), param=_param(str(error))) from error
+
+
+def validation_message(error: msgspec.ValidationError) -> str:
+    """msgspec's words, without a value that nobody else should read."""
+    return _QUOTED.sub(lambda found: found[1] + shown(found[3]), str(error)).replace("`", "")
 
 
 def _param(message: str) -> str | None:

@@ -1,5 +1,7 @@
 """All routes of the server: `create_app` registers them, and the OpenAPI document describes them."""
 
+from typing import Any
+
 from configs.settings import ServerConfig
 from server.operation import Operation
 from server.protocol.answers import (
@@ -14,6 +16,7 @@ from server.protocol.answers import (
 from server.protocol.chat import ChatRequest
 from server.protocol.common import Model, ModelList
 from server.protocol.completions import CompletionRequest
+from server.protocol.live import Live
 from server.protocol.messages import CountTokensRequest, Message, MessagesRequest, TokenCount
 from server.protocol.messages import Event as MessageEvent
 from server.protocol.ollama import (
@@ -37,7 +40,8 @@ from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
 from server.protocol.responses import DeletedResponse, ResponsesRequest
 from server.protocol.responses import Response as ResponseSnapshot
-from server.protocol.server_state import Health, Load, ServerInfo, TokenizerInfo, Version
+from server.protocol.server_state import Entrance, Health, Load, ServerInfo, TokenizerInfo, Version
+from server.protocol.timelines import RequestTimeline
 from server.protocol.token_generation import (
     TextChunk,
     TextGeneration,
@@ -56,14 +60,18 @@ from server.protocol.tokenization import (
 )
 from server.routes.chat import ChatRoute
 from server.routes.completions import CompletionsRoute
+from server.routes.live import LiveRoute
 from server.routes.messages import CountTokensRoute, MessagesRoute
+from server.routes.messages import error_body as messages_error_body
 from server.routes.models import list_models, retrieve_model
 from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
 from server.routes.ollama_models import ShowRoute, api_version, list_running, list_tags
 from server.routes.openapi import DocumentRoute
+from server.routes.page import PageRoute
 from server.routes.pooling import embeddings, pooling, rerank, score
 from server.routes.responses import ResponsesRoutes
-from server.routes.server_state import health, load, server_info, show_version, tokenizer_info
+from server.routes.server_state import live, load, ready, server_info, show_version, tokenizer_info
+from server.routes.telemetry import metrics, request_timeline
 from server.routes.token_generation import TokenGenerationRoute
 from server.routes.tokenization import apply_template, detokenize, tokenize
 from server.routes.whole import whole
@@ -77,6 +85,7 @@ def operations(config: ServerConfig) -> list[Operation]:
         *_pooling(config),
         *_text(config),
         *_about_the_server(),
+        *_page(config),
     ]
 
 
@@ -108,6 +117,7 @@ def _generating(config: ServerConfig) -> list[Operation]:
             body=MessagesRequest,
             answers=(Message,),
             events=(MessageEvent,),
+            error_body=messages_error_body,
         ),
         Operation(
             "POST",
@@ -224,7 +234,17 @@ def _text(config: ServerConfig) -> list[Operation]:
             "Count the tokens of a chat's prompt, in Anthropic's form",
             body=CountTokensRequest,
             answers=(TokenCount,),
+            error_body=messages_error_body,
         ),
+    ]
+
+
+def _health() -> list[Operation]:
+    answers: Any = {"answers": (Health,), "other_statuses": (503,), "is_open": True}
+    return [
+        Operation("GET", "/health /health/ready", ready, "Whether requests can be answered", **answers),
+        Operation("GET POST", "/ping", ready, "The same as /health", **answers),
+        Operation("GET", "/health/live", live, "Whether the server should be left alone", **answers),
     ]
 
 
@@ -233,11 +253,45 @@ def _about_the_server() -> list[Operation]:
     return [
         Operation("GET", "/v1/models", list_models, "The served model, in a list", (ModelList,)),
         Operation("GET", model, retrieve_model, "The served model", (Model,), errors=(404,)),
-        Operation("GET", "/health", health, "Whether requests can be answered", (Health,), errors=(503,)),
-        Operation("GET POST", "/ping", health, "The same as /health", (Health,), errors=(503,)),
+        *_health(),
         Operation("GET", "/version", show_version, "Octavo's version", (Version,)),
         Operation("GET", "/load", load, "How many requests are being answered", (Load,)),
         Operation("GET", "/server_info", server_info, "What is served, and on what", (ServerInfo,)),
         Operation("GET", "/tokenizer_info", tokenizer_info, "Special tokens and chat template", (TokenizerInfo,)),
         Operation("GET", "/openapi.json", DocumentRoute(), "This document", (dict,)),
+        Operation(
+            "GET",
+            "/v1/requests/{request_id:path}",
+            request_timeline,
+            "What happened to a request, by its X-Request-Id or its answer's id",
+            (RequestTimeline,),
+            errors=(404,),
+        ),
+        Operation(
+            "GET",
+            "/metrics",
+            metrics,
+            "Metrics for Prometheus",
+            (),
+            texts=("text/plain", "application/openmetrics-text"),
+        ),
+        Operation(
+            "GET",
+            "/v1/engine/live",
+            LiveRoute(),
+            "What the engine does now; as it changes, for those who accept events",
+            answers=(Live,),
+            events=(Live,),
+            errors=(503,),
+        ),
     ]
+
+
+def _page(config: ServerConfig) -> list[Operation]:
+    route = PageRoute(with_page=config.page)
+    html, types = "text/html", sorted({file.media_type.partition(";")[0] for file in route.files.values()})
+    found = [Operation("GET", "/", route.entrance, "The page, for browsers", (Entrance,), texts=(html,), is_open=True)]
+    if route.paths:
+        paths = " ".join(route.paths)
+        found += [Operation("GET", paths, route.file, "A file of the page", (), texts=(*types,), is_open=True)]
+    return found

@@ -1,18 +1,24 @@
 """What the routes work with: the engine as they see it, and the one served model."""
 
+import asyncio
+import contextlib
 import hashlib
+import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
 from typing import Any, Literal, Protocol
 
 from starlette.requests import Request
 
-from configs.errors import EngineDead, InvalidRequest, ModelNotFound
+from configs.errors import EngineDead, InvalidRequest, ModelNotFound, ShuttingDown, Unavailable, shown
 from configs.sampling import SamplingParams
 from configs.settings import ServerConfig
 from engine.input_processor import RenderedChat
-from engine.messages import CoreReady
+from engine.messages import CoreReady, Snapshot, StepStats
+from engine.observer import Observer
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
+from engine.supervisor import EngineHealth
+from server.metrics.telemetry import Telemetry
 from server.protocol.common import Model
 from server.version import version
 
@@ -40,6 +46,23 @@ class EngineFace(Protocol):
     @property
     def is_dead(self) -> bool: ...
 
+    @property
+    def num_restarts(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+
+    observer: Observer
+
+    def health(self) -> EngineHealth: ...
+
+    def stats(self) -> StepStats: ...
+
+    async def snapshot(self) -> Snapshot: ...
+
+    def check_room(self, num_requests: int, num_tokens: int, priority: int = 0) -> None: ...
+
+    def end_all(self, error: Unavailable) -> None: ...
+
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
@@ -61,6 +84,7 @@ class EngineFace(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]: ...
 
     def generate_many(
@@ -70,6 +94,7 @@ class EngineFace(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
         interval: int = 1,
     ) -> AsyncGenerator[OutputBatch, None]: ...
 
@@ -81,6 +106,7 @@ class EngineFace(Protocol):
         pooling: Literal["last", "mean"],
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> list[list[float]]: ...
 
     async def beam_search(
@@ -92,6 +118,7 @@ class EngineFace(Protocol):
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> list[CompletionOutput]: ...
 
 
@@ -107,16 +134,49 @@ class Serving:
         self.system_fingerprint = "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
         """Equal fingerprints, seeds and parameters give equal answers."""
         self.num_running = 0
-        """Requests with a body that are being answered."""
+        """Requests with a body that are being answered, and responses in the background."""
+        self.drained_by: float | None = None
+        """While the server finishes what runs and takes nothing more: when it ends, on the monotonic clock."""
+        self.telemetry = Telemetry(engine, config, model_name, lambda: self.num_running)
 
     def check_alive(self) -> None:
+        """Raise `ShuttingDown` or `EngineDead` where nothing that comes now will be answered."""
+        if self.drained_by is not None:
+            raise self.shutting_down()
         if self.engine.is_dead:
             raise EngineDead()
+
+    def shutting_down(self) -> ShuttingDown:
+        assert self.drained_by is not None
+        return ShuttingDown(retry_after=max(1, math.ceil(self.drained_by - time.monotonic())))
+
+    @contextlib.contextmanager
+    def working(self) -> Iterator[None]:
+        """Around what has to be finished before the server ends."""
+        self.num_running += 1
+        try:
+            yield
+        finally:
+            self.num_running -= 1
+
+    def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start `work`, which has to be finished too."""
+        working = contextlib.ExitStack()
+        working.enter_context(self.working())
+        working.callback(self.telemetry.ledger.hold())
+        task = asyncio.create_task(work)
+        task.add_done_callback(lambda _: working.close())
+        return task
+
+    def deadline(self, timeout: float | None) -> float | None:
+        """On the monotonic clock, of a request that asks for `timeout` seconds: the server's own bound holds too."""
+        bounds = [seconds for seconds in (timeout, self.config.request_timeout) if seconds]
+        return time.monotonic() + min(bounds) if bounds else None
 
     def check_model(self, name: str | None) -> None:
         """None, a request that names no model, is answered by the served one."""
         if name is not None and name != self.model.id:
-            raise ModelNotFound(f"the model {name!r} does not exist; this server serves {self.model.id!r}")
+            raise ModelNotFound(f"the model {shown(name)} does not exist; this server serves {self.model.id!r}")
 
     def check_number_of_choices(self, num_prompts: int, n: int) -> None:
         """Raises `InvalidRequest` before anything is made per choice."""

@@ -4,22 +4,15 @@ Spellings of control tokens inside a message are not escaped: the rendered text 
 become control tokens, as they do in transformers.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
-from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2 import TemplateSyntaxError
 from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension
-from jinja2.parser import Parser
-from jinja2.runtime import Context
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from configs.errors import CheckpointError, InvalidRequest
+from configs.errors import CheckpointError, InvalidRequest, shown
 
-MAX_STEPS = 200_000
-"""Loop iterations and macro calls of one rendering."""
+from .template_sandbox import Refusal, Sandbox
 
 _PROBE = "octavo probes content parts"
 _END_MARK = "octavo-ends-here "  # the space shows whether the template trims the message
@@ -36,9 +29,11 @@ class ChatTemplate:
         self._takes_parts: bool | None = None
         if source is not None:
             try:
-                self._template = _environment().from_string(source)
+                self._template = Sandbox().from_string(source)
             except TemplateSyntaxError as error:
                 raise CheckpointError(f"chat template, line {error.lineno}: {error.message}") from error
+            except Exception as error:  # Python's own, of a program that is nested too deeply, say
+                raise CheckpointError(f"the chat template cannot be compiled: {type(error).__name__}") from error
 
     def render(
         self,
@@ -73,7 +68,7 @@ class ChatTemplate:
             return self._template.render(**{**self._special_tokens, **variables}, messages=messages)
         except SecurityError as error:
             raise InvalidRequest(f"the chat template was stopped: {error}", param="messages") from error
-        except _Refusal as error:
+        except Refusal as error:
             raise InvalidRequest(str(error), param="messages") from error
         except Exception as error:  # templates fail in any way that expressions can
             raise InvalidRequest(f"the chat template failed: {error}", param="messages") from error
@@ -104,7 +99,7 @@ class ChatTemplate:
         for part in content:
             kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
             if kind != "text" or not isinstance(part.get("text"), str):
-                raise InvalidRequest(f"content parts must be text; got {kind!r}", param="messages")
+                raise InvalidRequest(f"content parts must be text; got {shown(kind)}", param="messages")
         if not self._template_takes_parts():
             plain["content"] = "\n".join(part["text"] for part in content)
         return plain
@@ -119,70 +114,3 @@ class ChatTemplate:
                 text = ""
             self._takes_parts = _PROBE in text and not any(key in text for key in ("'type'", '"type"'))
         return self._takes_parts
-
-
-class _Refusal(TemplateError):
-    """`raise_exception(message)` in a template."""
-
-
-class _Context(Context):
-    """The variables of one rendering, and how much it has done."""
-
-    num_steps = 0
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, where each loop iteration and macro call is a step and a rendering ends after `MAX_STEPS`."""
-
-    context_class = _Context
-
-    @staticmethod
-    def count_step(context: _Context) -> None:
-        context.num_steps += 1
-        if context.num_steps > MAX_STEPS:
-            raise SecurityError(f"more than {MAX_STEPS:,} steps")
-
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
-        count_step = nodes.EnvironmentAttribute("count_step")
-        bodies: list[nodes.For | nodes.Macro] = [*tree.find_all(nodes.For), *tree.find_all(nodes.Macro)]
-        for node in bodies:
-            call = nodes.Call(count_step, [nodes.ContextReference()], [], None, None)
-            node.body.insert(0, nodes.ExprStmt(call).set_lineno(node.lineno))
-        return tree
-
-
-class _GenerationTag(Extension):
-    """{% generation %} … {% endgeneration %} marks the assistant's words for training; here it is transparent."""
-
-    tags = {"generation"}  # noqa: RUF012 - declared so by jinja2
-
-    def parse(self, parser: Parser) -> nodes.Node:
-        lineno = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.Scope(body).set_lineno(lineno)
-
-
-def _environment() -> _Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment
-
-
-def _raise_exception(message: str) -> None:
-    raise _Refusal(message)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Plain JSON: Jinja's own filter escapes HTML, which no model has learned from."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -18,19 +18,34 @@ from configs.errors import UsageError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
 from engine.bundled import BUNDLED
+from engine.log_lines import configure
 from engine.messages import CoreReady
-from server.listener import bind
+from engine.supervisor import Supervision
+from server.accepting import raise_descriptor_limit
+from server.listener import bind, bind_unix
+from server.security.request_ids import CURRENT
+from server.security.start import check_security
 from server.version import version
+
+logger = logging.getLogger(__name__)
 
 
 def run(config: ServerConfig, arguments: argparse.Namespace) -> int:
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(config.log_level, config.log_format, "server", CURRENT.get)
     if config.log_level == "info":
         logging.getLogger("uvicorn.error").setLevel("WARNING")  # its start and end are told better below
-    listener = bind(config.host, config.port)
-    with listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(config, listener))
-    return 0
+    warning = check_security(config)
+    if config.otlp_traces_endpoint is not None:
+        importlib.import_module("server.metrics.tracing")  # says at once which packages it lacks
+    raise_descriptor_limit()
+    bound = bind_unix(config.uds) if config.uds else bind(config.host, config.port, config.client_timeout)
+    if warning:
+        logger.warning(warning)
+    with bound as listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
+        death = runner.run(_serve(config, listener))
+    if death is not None:
+        print("octavo: error:", death, file=sys.stderr)
+    return 0 if death is None else 1
 
 
 def model_name(config: ServerConfig) -> str:
@@ -43,11 +58,12 @@ def model_name(config: ServerConfig) -> str:
     return path.stem if path.suffix == ".gguf" else path.name
 
 
-async def _serve(config: ServerConfig, listener: socket.socket) -> None:
+async def _serve(config: ServerConfig, listener: socket.socket) -> str | None:
+    """Until the server was told to end; or, with the reason, until the engine is dead."""
     name = model_name(config)
-    print(f"Octavo {version()}: loading {config.model}", flush=True)
+    _say(config, f"Octavo {version()}: loading {config.model}")
     importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "server.http_server"))
-    engine = await _interruptible(AsyncEngine.start(config))
+    engine = await _interruptible(_start_engine(config))
     try:
         http_server = await importing
         server = http_server.make_server(engine, config, name)
@@ -55,10 +71,41 @@ async def _serve(config: ServerConfig, listener: socket.socket) -> None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.002)
-        print(_start_message(name, engine.info, engine.default_sampling, listener), flush=True)
+        _say(config, _start_message(config, engine.info, engine.default_sampling, listener))
+        death = asyncio.ensure_future(engine.wait_death())
+        await asyncio.wait({serving, death}, return_when=asyncio.FIRST_COMPLETED)
+        server.end()
         await serving
+        return death.result() if death.done() else None
     finally:
         await engine.shutdown()
+
+
+def _say(config: ServerConfig, text: str) -> None:
+    """To whoever has started the server; programs read the log."""
+    if config.log_format == "json":
+        logger.info(text)
+        return
+    try:
+        print(text, flush=True)
+    except OSError as error:  # a full disk, or a pipe without a reader
+        logger.warning("cannot write to standard output: %s", error.strerror)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _start_engine(config: ServerConfig) -> Coroutine[Any, Any, AsyncEngine]:
+    supervision = Supervision(
+        max_restarts=config.max_restarts,
+        patience=config.restart_patience,
+        step_timeout=config.step_timeout,
+        unresponsive_timeout=config.unresponsive_timeout,
+    )
+    return AsyncEngine.start(
+        config,
+        supervision=supervision,
+        max_queued_requests=config.max_queued_requests,
+        max_queued_tokens=config.max_queued_tokens,
+    )
 
 
 async def _interruptible(work: Coroutine[Any, Any, AsyncEngine]) -> AsyncEngine:
@@ -71,15 +118,16 @@ async def _interruptible(work: Coroutine[Any, Any, AsyncEngine]) -> AsyncEngine:
         raise UsageError("stopped while loading") from error
 
 
-def _start_message(name: str, info: CoreReady, sampling: dict[str, Any], listener: socket.socket) -> str:
+def _start_message(config: ServerConfig, info: CoreReady, sampling: dict[str, Any], listener: socket.socket) -> str:
     """What is served and how, where the start-up's time went, and a request to try."""
-    host, port = listener.getsockname()[:2]
-    host = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
+    url = f"{'https' if config.ssl_certfile else 'http'}://{'localhost' if config.uds else _address(listener)}"
+    to_socket = f" --unix-socket {config.uds}" if config.uds else ""
+    key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if config.api_key or config.api_key_file else ""
     total = seconds_since_process_start()
     phases = {**info.timings, "other": max(0.0, total - sum(info.timings.values()))}
     body = json.dumps({"messages": [{"role": "user", "content": "Hello!"}], "stream": True})
     lines = [
-        f"  model      {name}: {info.architecture}, {info.num_parameters / 1e6:,.1f} million parameters",
+        f"  model      {model_name(config)}: {info.architecture}, {info.num_parameters / 1e6:,.1f} million parameters",
         f"  machine    {info.device}, {info.num_threads} threads, {info.dtype}, quantization {info.quantization}",
         f"  attention  {info.attention_backend}",
         *(f"  note       {note}" for note in info.notes),
@@ -87,10 +135,16 @@ def _start_message(name: str, info: CoreReady, sampling: dict[str, Any], listene
         f" context {info.max_model_len:,} tokens",
         *([f"  sampling   {_fields(sampling)}, unless a request says otherwise"] if sampling else []),
         f"  start-up   {total:.2f} s: " + ", ".join(f"{phase} {took:.2f}" for phase, took in phases.items()),
-        f"Serving on http://{host}:{port}. Try:",
-        f"  curl -N http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"Serving on {config.uds or url}. Try:",
+        f"  curl -N{to_socket} {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
     ]
     return "\n".join(lines)
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    host = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
+    return f"{host}:{port}"
 
 
 def _fields(values: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from configs.errors import InvalidRequest
+from configs.errors import InvalidRequest, shown
 from configs.sampling import MAX_LOGPROBS
 from configs.settings import ServerConfig
 from server.chat import Chat
@@ -48,6 +48,7 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
         request_id=body.request_id,
         priority=body.priority,
         cache_salt=body.cache_salt,
+        timeout=body.timeout_s,
     )
 
 
@@ -91,7 +92,7 @@ def tool_of(tool: dict[str, Any], where: str) -> dict[str, Any]:
     """A function as templates print it."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
-        message = f"{where}: only tools of type function are supported, with a function; got {tool.get('type')!r}"
+        message = f"{where}: only tools of type function are supported, with a function; got {shown(tool.get('type'))}"
         raise InvalidRequest(message, param="tools")
     if not isinstance(function.get("name"), str) or not function["name"]:
         raise InvalidRequest(f"{where}.function.name must be a string", param="tools")
@@ -109,11 +110,11 @@ def tool_choice(choice: str | dict[str, Any] | None, tools: list[dict[str, Any]]
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else choice.get("name")
         if choice.get("type") != "function" or name not in names:
-            raise InvalidRequest(f"tool_choice names no function of tools: {choice}", param="tool_choice")
+            raise InvalidRequest(f"tool_choice names no function of tools: {shown(name)}", param="tool_choice")
         return f"={name}"
     if choice not in ("auto", "none", "required"):
         raise InvalidRequest(
-            f"tool_choice must be auto, none, required or a function; got {choice!r}", param="tool_choice"
+            f"tool_choice must be auto, none, required or a function; got {shown(choice)}", param="tool_choice"
         )
     if choice == "required" and not tools:
         raise InvalidRequest("tool_choice required needs tools", param="tool_choice")
@@ -123,7 +124,7 @@ def tool_choice(choice: str | dict[str, Any] | None, tools: list[dict[str, Any]]
 def _chat_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     role = message.get("role")
     if not isinstance(role, str) or not role:
-        raise InvalidRequest(f"{where}.role must be a string; got {role!r}", param="messages")
+        raise InvalidRequest(f"{where}.role must be a string; got {shown(role)}", param="messages")
     converted = {**message, "content": _content(message, where)}
     if message.get("tool_calls") not in (None, []):
         converted["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
@@ -148,7 +149,7 @@ def _text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     text = part.get("text") if kind in ("text", "input_text") else None
     if not isinstance(text, str):
-        message = f"{where}: parts of type {kind!r} are not supported; only text with a string"
+        message = f"{where}: parts of type {shown(kind)} are not supported; only text with a string"
         raise InvalidRequest(message, param="messages")
     return text
 

@@ -7,7 +7,7 @@ other with one role are one turn, as the API has it.
 from collections.abc import Iterator
 from typing import Any
 
-from configs.errors import InvalidRequest
+from configs.errors import InvalidRequest, shown
 from configs.sampling import StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat
@@ -50,6 +50,7 @@ def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
         },
         thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
         fit_max_tokens=True,
+        timeout=body.timeout_s if isinstance(body, MessagesRequest) else None,
     )
 
 
@@ -98,7 +99,7 @@ def _call(block: "_Block") -> dict[str, Any]:
 def _result(block: "_Block", names: dict[str, str]) -> dict[str, Any]:
     use_id = block.field("tool_use_id", str)
     if use_id not in names:
-        raise block.error(f"no tool_use has the id {use_id!r}")
+        raise block.error(f"no tool_use has the id {shown(use_id)}")
     content = block.value.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
     texts = []
@@ -146,7 +147,7 @@ class _Block:
     def type_of(self, allowed: tuple[str, ...]) -> str:
         kind = self.value.get("type") if isinstance(self.value, dict) else type(self.value).__name__
         if kind not in allowed:
-            raise self.error(f"blocks of type {kind!r} are not supported here, only {', '.join(allowed)}")
+            raise self.error(f"blocks of type {shown(kind)} are not supported here, only {', '.join(allowed)}")
         return str(kind)
 
     def field(self, name: str, kind: type) -> Any:
@@ -162,7 +163,7 @@ class _Block:
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     """A function as templates print it."""
     if (kind := tool.get("type")) not in (None, "custom"):
-        raise InvalidRequest(f"{where}: tools of type {kind!r} are not supported, only custom ones", param="tools")
+        raise InvalidRequest(f"{where}: tools of type {shown(kind)} are not supported, only custom ones", param="tools")
     if not isinstance(tool.get("name"), str) or not tool["name"]:
         raise InvalidRequest(f"{where}.name must be a string", param="tools")
     if not isinstance(tool.get("input_schema"), dict):
@@ -183,7 +184,7 @@ def _tool_choice(body: CountTokensRequest, names: list[str]) -> str:
         return "none"
     if choice.type == "tool":
         if choice.name not in names:
-            raise InvalidRequest(f"tool_choice names no tool of tools: {choice.name!r}", param="tool_choice")
+            raise InvalidRequest(f"tool_choice names no tool of tools: {shown(choice.name)}", param="tool_choice")
         return f"={choice.name}"
     if not names:
         raise InvalidRequest("tool_choice any needs tools", param="tool_choice")

@@ -4,13 +4,14 @@ from typing import Any
 
 import msgspec
 
-from configs.errors import InvalidRequest
+from configs.errors import InvalidRequest, shown
 from configs.sampling import MAX_LOGPROBS, StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat
 from server.convert.chat import chat_messages, tool_of
 from server.convert.sampling import check_stop, sampling_params
 from server.convert.structured import json_schema
+from server.parsing import validation_message
 from server.protocol.ollama import (
     OPTIONS_WITHOUT_EFFECT,
     UNSUPPORTED_OPTIONS,
@@ -43,6 +44,7 @@ def chat_of(body: OllamaChatRequest, serving: Serving) -> Chat:
         },
         field_names={"prompt": "messages", **FIELD_NAMES},
         fit_max_tokens=True,
+        timeout=body.timeout_s,
     )
 
 
@@ -59,6 +61,7 @@ def generate_chat_of(body: OllamaGenerateRequest, serving: Serving) -> Chat:
         field_names=FIELD_NAMES,
         prompt_prefix=list(body.context or ()),
         fit_max_tokens=True,
+        timeout=body.timeout_s,
     )
 
 
@@ -106,11 +109,11 @@ def _options(body: OllamaRequest, config: ServerConfig) -> Options:
             raise InvalidRequest(f"the option {name} is not supported by this server", param="options")
     unknown = [name for name in given if name not in KNOWN_OPTIONS]
     if unknown and config.strict_fields:
-        raise InvalidRequest(f"unknown option {unknown[0]}", param="options")
+        raise InvalidRequest(f"unknown option {unknown[0][:64]}", param="options")
     try:
         return msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
-        raise InvalidRequest(f"options: {error}".replace("`", ""), param="options") from error
+        raise InvalidRequest(f"options: {validation_message(error)}", param="options") from error
 
 
 def _max_tokens(num_predict: int | None) -> int | None:
@@ -142,7 +145,7 @@ def _structured(form: str | dict[str, Any] | None) -> StructuredOutput | None:
         return json_schema(form)
     if form == "json":
         return StructuredOutput("json_object")
-    raise InvalidRequest(f"format must be json or a JSON schema; got {form!r}", param="format")
+    raise InvalidRequest(f"format must be json or a JSON schema; got {shown(form)}", param="format")
 
 
 def _num_logprobs(body: OllamaRequest) -> int | None:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from configs.errors import InvalidRequest
+from configs.errors import InvalidRequest, shown
+from server.parsing import validation_message
 from server.protocol.response_items import (
     FunctionCallItem,
     FunctionCallOutputItem,
@@ -22,7 +23,7 @@ from server.protocol.response_items import (
     Refusal,
 )
 
-_UNKNOWN_TYPE = re.compile(r"^Invalid value ('.*') - at `\$(.*)\.type`$")
+_UNKNOWN_TYPE = re.compile(r"""^Invalid value (['"])(.*)\1 - at `\$(.*)\.type`$""", re.DOTALL)
 
 
 def new_id(prefix: str) -> str:
@@ -35,10 +36,10 @@ def checked(given: dict[str, Any], kind: Any, where: str, param: str) -> Any:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         unknown = _UNKNOWN_TYPE.match(str(error))
-        plain = re.sub(r" - at `\$?([^`]*)`$", "", str(error)).replace("`", "")
+        plain = validation_message(error).partition(" - at $")[0]
         place = re.search(r"`\$([^`]*)`$", str(error))
-        message = f"type {unknown[1]} is not supported" if unknown else plain
-        path = unknown[2] if unknown else place[1] if place else ""
+        message = f"type {shown(unknown[2])} is not supported" if unknown else plain
+        path = unknown[3] if unknown else place[1] if place else ""
         raise InvalidRequest(f"{where}{path}: {message}", param=param) from error
 
 
@@ -59,7 +60,7 @@ def _item(given: dict[str, Any], where: str, stored: Callable[[str], Item | None
     if not isinstance(item, ItemReference):
         return _complete(item)
     if (found := stored(item.id)) is None:
-        raise InvalidRequest(f"{where}: no stored response holds an item {item.id!r}", param="input")
+        raise InvalidRequest(f"{where}: no stored response holds an item {shown(item.id)}", param="input")
     return found
 
 
@@ -127,14 +128,14 @@ def _call(item: FunctionCallItem) -> dict[str, Any]:
     try:
         arguments = json.loads(item.arguments or "{}")
     except ValueError as error:
-        message = f"the arguments of function call {item.call_id!r} are no JSON: {error}"
+        message = f"the arguments of function call {shown(item.call_id)} are no JSON: {error}"
         raise InvalidRequest(message, param="input") from error
     return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
 def _call_output(item: FunctionCallOutputItem, names: dict[str, str]) -> dict[str, Any]:
     if (name := names.get(item.call_id)) is None:
-        raise InvalidRequest(f"no function call before the output of {item.call_id!r}", param="input")
+        raise InvalidRequest(f"no function call before the output of {shown(item.call_id)}", param="input")
     return {"role": "tool", "tool_call_id": item.call_id, "name": name, "content": _joined(item.output)}
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from configs.errors import InvalidRequest
+from configs.errors import InvalidRequest, shown
 from configs.sampling import MAX_LOGPROBS, SamplingParams, StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat
@@ -53,6 +53,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig)
         field_names={**_FIELDS, **({"structured": field} if field else {})},
         priority=body.priority,
         cache_salt=body.cache_salt,
+        timeout=body.timeout_s,
     )
 
 
@@ -104,7 +105,7 @@ def _check(body: ResponsesRequest) -> None:
         raise InvalidRequest("include_obfuscation is not supported by this server", param="stream_options")
     for name in body.include or ():
         if name not in INCLUDABLE:
-            raise InvalidRequest(f"include knows no {name!r}", param="include")
+            raise InvalidRequest(f"include knows no {shown(name)}", param="include")
 
 
 def _num_logprobs(body: ResponsesRequest) -> int | None:
@@ -156,7 +157,7 @@ def _text_format(form: dict[str, Any] | None) -> StructuredOutput | None:
         return None
     kind = form.get("type")
     if kind not in ("text", "json_object", "json_schema"):
-        message = f"text.format.type must be text, json_object or json_schema; got {kind!r}"
+        message = f"text.format.type must be text, json_object or json_schema; got {shown(kind)}"
         raise InvalidRequest(message, param="text.format")
     if kind == "json_schema" and not (isinstance(form.get("name"), str) and isinstance(form.get("schema"), dict)):
         raise InvalidRequest("text.format needs a name and a JSON schema", param="text.format")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from configs.errors import InvalidRequest
+from configs.errors import InvalidRequest, shown
 from configs.sampling import StructuredOutput
 from server.protocol.common import GenerationRequest, StructuredOutputs
 
@@ -48,7 +48,7 @@ def response_format(value: dict[str, Any]) -> StructuredOutput | None:
     if kind == "structural_tag":
         return StructuredOutput("structural_tag", json.dumps(value))
     kinds = "text, json_object, json_schema or structural_tag"
-    raise InvalidRequest(f"response_format.type must be {kinds}; got {kind!r}", param="response_format")
+    raise InvalidRequest(f"response_format.type must be {kinds}; got {shown(kind)}", param="response_format")
 
 
 def json_schema(schema: str | bool | dict[str, Any]) -> StructuredOutput:

@@ -7,6 +7,7 @@ from server.convert.sampling import beam_length_penalty, check_stream_options, g
 from server.convert.structured import structured_outputs
 from server.field_names import naming
 from server.generation import Generation, Prompt
+from server.metrics.records import note_response
 from server.protocol.token_generation import TokenGenerationRequest
 from server.serving import Serving
 
@@ -32,8 +33,10 @@ def token_generation(serving: Serving, body: TokenGenerationRequest) -> Generati
         id_prefix="",
         priority=body.priority,
         cache_salt=body.cache_salt,
+        timeout=body.timeout_s,
         field_names=names,
         beam_length_penalty=beam_length_penalty(fields, body.stream),
     )
     generation.id = body.request_id or f"generate-{uuid.uuid4().hex}"
+    note_response(generation.id)
     return generation

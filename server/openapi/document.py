@@ -5,6 +5,7 @@ https://spec.openapis.org/oas/v3.1.1
 
 from typing import Any
 
+from configs.settings import ServerConfig
 from server.openapi.schemas import Schemas
 from server.operation import Operation
 from server.protocol.common import ErrorResponse
@@ -21,27 +22,37 @@ _IGNORED = {
 }
 _REASONS = {
     400: "The request cannot be honoured as it stands; `param` names the field",
+    401: "The server has API keys, and the request brings none of them",
     404: "No such thing is served",
+    408: "The time for the request is over",
     413: "The body is too large",
+    429: "Too many requests wait already; `Retry-After` says when to come back",
     500: "A fault of the server's, or a model whose output is not a number",
-    503: "The engine is gone",
+    503: "Not now: the engine is gone or being started, or the server is shutting down",
 }
 
 
 def openapi_document(operations: list[Operation], serving: Serving) -> dict[str, Any]:
     schemas = Schemas(_types(operations), serving)
+    keys = _keys(serving.config)
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         for path in operation.paths.split():
             shown = path.replace(":path}", "}")
             for method in operation.methods.lower().split():
-                paths.setdefault(shown, {})[method] = _operation(operation, shown, method, schemas)
+                paths.setdefault(shown, {})[method] = _operation(operation, shown, method, schemas, bool(keys))
     return {
         "openapi": "3.1.0",
         "info": {"title": "Octavo", "version": version(), "description": f"Serves {serving.model.id}"},
         "paths": paths,
-        "components": {"schemas": schemas.components},
+        "components": {"schemas": schemas.components, **keys},
     }
+
+
+def _keys(config: ServerConfig) -> dict[str, Any]:
+    if not config.api_key and config.api_key_file is None:
+        return {}
+    return {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}}
 
 
 def _types(operations: list[Operation]) -> list[Any]:
@@ -52,13 +63,15 @@ def _types(operations: list[Operation]) -> list[Any]:
     return list(types)
 
 
-def _operation(operation: Operation, path: str, method: str, schemas: Schemas) -> dict[str, Any]:
+def _operation(operation: Operation, path: str, method: str, schemas: Schemas, with_keys: bool) -> dict[str, Any]:
     described: dict[str, Any] = {
         "operationId": f"{method}{path.replace('/', '_').replace('{', '').replace('}', '')}",
         "summary": operation.summary,
         "parameters": [*_path_parameters(path), *_query_parameters(operation.query, schemas)],
         "responses": _responses(operation, schemas),
     }
+    if not operation.is_open and with_keys:
+        described["security"] = [{"key": []}]
     if operation.body is not None:
         described["requestBody"] = {"required": True, "content": {JSON: {"schema": schemas.ref(operation.body)}}}
     return described
@@ -78,7 +91,8 @@ def _query_parameters(query: type | None, schemas: Schemas) -> list[dict[str, An
 
 
 def _responses(operation: Operation, schemas: Schemas) -> dict[str, Any]:
-    content: dict[str, Any] = {JSON: {"schema": schemas.any_of(operation.answers)}}
+    content: dict[str, Any] = {JSON: {"schema": schemas.any_of(operation.answers)}} if operation.answers else {}
+    content |= {kind: {"schema": {"type": "string"}} for kind in operation.texts}
     if operation.events:
         content[operation.events_type] = {"schema": _piece(operation, schemas)}
     answer: dict[str, Any] = {"description": "The answer", "content": content}
@@ -86,7 +100,7 @@ def _responses(operation: Operation, schemas: Schemas) -> dict[str, Any]:
         answer["headers"] = _IGNORED
     error = {JSON: {"schema": schemas.ref(ErrorResponse)}}
     errors = {str(one): {"description": _REASONS[one], "content": error} for one in operation.error_statuses}
-    return {"200": answer, **errors}
+    return {"200": answer, **{str(one): answer for one in operation.other_statuses}, **errors}
 
 
 def _piece(operation: Operation, schemas: Schemas) -> dict[str, Any]:

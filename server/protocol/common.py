@@ -11,9 +11,12 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from configs.sampling import RepetitionDetection
+from configs.settings import MAX_SECONDS
 from server.protocol.unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Timeout = Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
+"""Seconds of a request, after which it ends with what it has and finish reason `timeout`."""
 
 
 class RequestBody(msgspec.Struct, kw_only=True):
@@ -127,6 +130,8 @@ class GenerationRequest(SamplingFields, kw_only=True):
     """Lower runs first under the `priority` policy."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with equal salts."""
+    timeout_s: Timeout | None = None
+    """Seconds until the answer ends as it is, with finish_reason `timeout`; the server may have a bound of its own."""
 
     @property
     def answers_with_prompt(self) -> bool:

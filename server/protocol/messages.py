@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from server.protocol.common import Int64, ModelRequest
+from server.protocol.common import Int64, ModelRequest, Timeout
 
 
 class InputMessage(msgspec.Struct, frozen=True):
@@ -81,6 +81,8 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: Int64 | None = None
+    timeout_s: Timeout | None = None
+    """Seconds until the answer ends as it is, as with max_tokens; the server may have a bound of its own."""
 
 
 class TokenCount(msgspec.Struct, frozen=True):
@@ -122,7 +124,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag="message"):
     model: str
     content: list[Block]
     stop_reason: str | None
-    """end_turn, max_tokens, model_context_window_exceeded, stop_sequence or tool_use."""
+    """end_turn, max_tokens (also where the time is over), model_context_window_exceeded, stop_sequence or tool_use."""
     stop_sequence: str | None
     """The one of stop_sequences that ended the answer."""
     usage: MessageUsage

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from server.protocol.chat import TokenLogprob
-from server.protocol.common import Int64, ModelRequest
+from server.protocol.common import Int64, ModelRequest, Timeout
 
 
 class OllamaBody(ModelRequest, kw_only=True):
@@ -37,6 +37,8 @@ class OllamaRequest(OllamaBody, kw_only=True):
     """Whether the template lets the model think; a text is also its `reasoning_effort`."""
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
+    timeout_s: Timeout | None = None
+    """Seconds until the answer ends as it is; the server may have a bound of its own."""
 
 
 class OllamaChatRequest(OllamaRequest, kw_only=True):

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from server.protocol.common import Int64, ModelRequest
+from server.protocol.common import Int64, ModelRequest, Timeout
 
 MAX_INPUTS = 2048
 """Of one request, as at OpenAI's."""
@@ -37,6 +37,8 @@ class PoolingFields(ModelRequest, kw_only=True):
     """Lower runs first under the `priority` policy."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with equal salts."""
+    timeout_s: Timeout | None = None
+    """Seconds until the request fails with 408; the server may have a bound of its own."""
 
 
 class EmbeddingRequest(PoolingFields, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from server.protocol.common import Int64, SamplingFields
+from server.protocol.common import Int64, SamplingFields, Timeout
 from server.protocol.response_items import FunctionTool, OutputItem
 
 Metadata: TypeAlias = Annotated[
@@ -103,6 +103,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     """Lower runs first under the `priority` policy."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with equal salts."""
+    timeout_s: Timeout | None = None
+    """Seconds until the answer ends as it is; the server may have a bound of its own."""
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
@@ -131,6 +133,7 @@ class ResponseError(msgspec.Struct, frozen=True):
 
 class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: str
+    """max_output_tokens, or timeout."""
 
 
 class TextEcho(msgspec.Struct, frozen=True):

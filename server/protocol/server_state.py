@@ -1,10 +1,30 @@
 """What the server says about itself."""
 
+from typing import Literal
+
 import msgspec
 
 
-class Health(msgspec.Struct, frozen=True):
-    status: str = "ok"
+class Health(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Times are seconds."""
+
+    status: Literal["ok", "restarting", "frozen", "stuck", "dead", "draining"]
+    reason: str = ""
+    """Where the status is not `ok`."""
+    beat_age: float
+    """Since the engine process showed that it runs."""
+    step_age: float
+    """Of the step that the engine is at; 0 between steps."""
+    num_steps: int
+    """Of this engine process."""
+
+
+class Entrance(msgspec.Struct, frozen=True, kw_only=True):
+    """Where to look; nothing of what is served, since it is answered without a key."""
+
+    name: str = "Octavo"
+    openapi: str = "/openapi.json"
+    health: str = "/health"
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -13,7 +33,7 @@ class Version(msgspec.Struct, frozen=True):
 
 class Load(msgspec.Struct, frozen=True):
     server_load: int
-    """Requests with a body that are being answered now."""
+    """Requests with a body that are being answered now, and responses in the background."""
 
 
 class TokenizerInfo(msgspec.Struct, frozen=True, kw_only=True):

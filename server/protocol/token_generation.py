@@ -14,6 +14,7 @@ from server.protocol.common import (
     SamplingFields,
     StopReason,
     StreamOptions,
+    Timeout,
     Usage,
     UsageField,
 )
@@ -53,6 +54,8 @@ class TokenGenerationRequest(ModelRequest, kw_only=True):
     """Lower runs first under the `priority` policy."""
     cache_salt: str | None = None
     """Requests share cached prefixes only with equal salts."""
+    timeout_s: Timeout | None = None
+    """Seconds until the answer ends as it is; the server may have a bound of its own."""
 
 
 class RankedToken(msgspec.Struct, frozen=True):

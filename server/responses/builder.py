@@ -65,7 +65,7 @@ class ResponseBuilder:
         if delta:
             self._add(delta)
         if output.finish_reason is not None:
-            self._finish("incomplete" if output.finish_reason == "length" else "completed")
+            self._finish(_INCOMPLETE.get(output.finish_reason))
         return events + self._log.take()
 
     def fail(self, error: Exception) -> list[Event]:
@@ -137,24 +137,25 @@ class ResponseBuilder:
             self._closed.append(self._open.close(status))
             self._open = None
 
-    def _finish(self, status: Status) -> None:
+    def _finish(self, incomplete: str | None) -> None:
+        """`incomplete`: why, if it is."""
+        status: Status = "incomplete" if incomplete else "completed"
         if self._open is None:
             self._opened(OpenMessage)
         if isinstance(self._open, OpenReasoning):
             self._num_reasoning += self._num_undecided
-        self._end(status, status)
+        self._end(status, status, incomplete)
         self._tell(status)
 
-    def _end(self, status: str, item_status: Status) -> None:
+    def _end(self, status: str, item_status: Status, incomplete: str | None = None) -> None:
         self._close(item_status)
         done = status == "completed"
-        cut = status == "incomplete"
         self._response = replace(
             self._response,
             status=status,
             output=self._closed,
             completed_at=int(time.time()) if done else None,
-            incomplete_details=IncompleteDetails("max_output_tokens") if cut else None,
+            incomplete_details=IncompleteDetails(incomplete) if incomplete else None,
             usage=self._usage(),
         )
 
@@ -168,6 +169,10 @@ class ResponseBuilder:
             output_tokens_details=OutputTokensDetails(self._num_reasoning),
             total_tokens=num_input + num_output,
         )
+
+
+_INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout"}
+"""By finish reason."""
 
 
 def _last_of(logprobs: list[TokenLogprob], text: str) -> list[TokenLogprob]:

@@ -5,7 +5,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from configs.errors import RequestError
+from configs.errors import RequestError, shown
 from configs.settings import ServerConfig
 from server.protocol.response_items import Item
 from server.protocol.responses import Response
@@ -18,7 +18,7 @@ class ResponseNotFound(RequestError):
     type = "invalid_request_error"
 
     def __init__(self, response_id: str, *, param: str | None = None) -> None:
-        super().__init__(f"no response {response_id!r} is stored", param=param)
+        super().__init__(f"no response {shown(response_id)} is stored", param=param)
 
 
 class StoredResponse:

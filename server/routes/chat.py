@@ -78,7 +78,7 @@ class ChatRenderer:
         return [self._choice(output) for output in outputs]
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
-        assert output.finish_reason is not None, output
+        assert output.finish_reason is not None, output.index
         answer = self.answers.whole(output)
         calls = [
             ToolCall(id=call.id, type="function", function=FunctionCall(name=call.name, arguments=call.arguments))

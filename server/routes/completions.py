@@ -40,6 +40,7 @@ class CompletionsRoute:
             cache_salt=body.cache_salt,
             field_names=field_names(body),
             request_id=body.request_id,
+            timeout=body.timeout_s,
             beam_length_penalty=beam_length_penalty(body, body.stream),
         )
         renderer = CompletionRenderer(generation, body)

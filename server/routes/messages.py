@@ -15,7 +15,7 @@ from server.convert.messages import chat_of, tool_use_id
 from server.convert.tool_input import tool_input
 from server.disconnect import until_disconnect
 from server.generation import Generation
-from server.http_errors import ERROR_BODY, error_object
+from server.http_errors import error_object
 from server.parsing import BodyParser, ignored_header
 from server.protocol.common import Error
 from server.protocol.messages import (
@@ -51,7 +51,6 @@ class MessagesRoute:
         self.parser = BodyParser(MessagesRequest, config)
 
     async def __call__(self, request: Request) -> Response:
-        request.scope[ERROR_BODY] = error_body
         serving = serving_of(request)
         serving.check_alive()
         parsed = await self.parser.parse(request)
@@ -74,7 +73,6 @@ class CountTokensRoute:
         self.parser = BodyParser(CountTokensRequest, config)
 
     async def __call__(self, request: Request) -> Response:
-        request.scope[ERROR_BODY] = error_body
         serving = serving_of(request)
         serving.check_alive()
         parsed = await self.parser.parse(request)
@@ -139,6 +137,8 @@ class MessageWriter:
         if isinstance(output.stop_reason, str) and output.stop_reason in (self.body.stop_sequences or ()):
             return Stop("stop_sequence", output.stop_reason)
         reason = self.answers.finish_reason(0, output.finish_reason)
+        if reason == "timeout":
+            return Stop("max_tokens", None)
         if reason == "length":
             fitted = self.generation.prompts[0].params.max_tokens != self.body.max_tokens
             return Stop("model_context_window_exceeded" if fitted else "max_tokens", None)
@@ -235,4 +235,11 @@ _DELTAS: dict[type[Block], Callable[[str], TextDelta | ThinkingDelta | InputJson
     ThinkingBlock: ThinkingDelta,
     ToolUseBlock: InputJsonDelta,
 }
-_ERROR_TYPES = {"model_not_found": "not_found_error", "body_too_large": "request_too_large"}
+_ERROR_TYPES = {
+    "model_not_found": "not_found_error",
+    "body_too_large": "request_too_large",
+    "invalid_api_key": "authentication_error",
+    "origin_not_allowed": "permission_error",
+    "shutting_down": "overloaded_error",
+    **dict.fromkeys(("engine_restarting", "engine_frozen", "engine_stuck"), "overloaded_error"),
+}

@@ -128,7 +128,8 @@ class OllamaGenerateRoute(OllamaRoute[OllamaGenerateRequest]):
             params = fitted(params, serving.engine.info.max_model_len - len(token_ids))
             serving.engine.validate(token_ids, params)
         prompts = [Prompt(token_ids, params)]
-        return Generation(serving, prompts, id_prefix="gen-", field_names=FIELD_NAMES), Answers(None)
+        generation = Generation(serving, prompts, id_prefix="gen-", field_names=FIELD_NAMES, timeout=body.timeout_s)
+        return generation, Answers(None)
 
     def fields(self, answer: Answer) -> dict[str, Any]:
         thinking = {"thinking": answer.reasoning} if answer.reasoning else {}

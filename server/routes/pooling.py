@@ -13,6 +13,7 @@ from server.convert.pooling import (
     scores,
     shaped,
 )
+from server.metrics.records import note_response
 from server.protocol.pooling import (
     Document,
     Embedding,
@@ -41,6 +42,7 @@ class _Embedding:
         self.body = body
         self.prompts = prompts
         self.id = id_prefix + uuid.uuid4().hex
+        note_response(self.id)
         self.created = int(time.time())
         self.model = serving.model.id
         num_tokens = sum(map(len, prompts))
@@ -54,6 +56,7 @@ class _Embedding:
             pooling=self.body.pooling or self.serving.config.pooling,
             priority=self.body.priority or 0,
             cache_salt=self.body.cache_salt,
+            deadline=self.serving.deadline(self.body.timeout_s),
         )
 
 

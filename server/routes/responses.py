@@ -1,13 +1,12 @@
 """POST /v1/responses, and what can be done with a stored response."""
 
-import asyncio
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from configs.errors import InvalidRequest
+from configs.errors import InvalidRequest, shown
 from configs.settings import ServerConfig
 from server.chat import start_chat
 from server.convert.response_items import read_items
@@ -84,7 +83,7 @@ class ResponsesRoutes:
         if query.after:
             start = next((index for index, item in enumerate(items, start=1) if item.id == query.after), -1)
             if start < 0:
-                raise InvalidRequest(f"the response has no input item {query.after!r}", param="after")
+                raise InvalidRequest(f"the response has no input item {shown(query.after)}", param="after")
         page = items[start : start + query.limit]
         first, last = (page[0].id or "", page[-1].id or "") if page else ("", "")
         return _json(ItemList(data=page, first_id=first, last_id=last, has_more=start + query.limit < len(items)))
@@ -115,13 +114,14 @@ class ResponsesRoutes:
         body: ResponsesRequest,
         headers: dict[str, str],
     ) -> HttpResponse:
+        generation.check_room()
         events = builder.begin()
         self.store.add(stored)
         if body.stream:
             stored.tape = Tape()
             stored.tape.write(events)
         response = stored.response
-        stored.task = asyncio.create_task(in_background(builder, generation, self.store, stored))
+        stored.task = generation.serving.in_background(in_background(builder, generation, self.store, stored))
         return _json(response, headers) if stored.tape is None else self._replay(stored.tape, 0, headers)
 
     def _replay(self, tape: Tape, start: int, headers: dict[str, str] | None = None) -> HttpResponse:

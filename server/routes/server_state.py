@@ -1,18 +1,36 @@
-"""GET /health, /ping, /version, /load, /server_info and /tokenizer_info."""
+"""GET /health and its kin, /version, /load, /server_info and /tokenizer_info."""
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.protocol.server_state import Health, Load, ServerInfo, TokenizerInfo, Version
-from server.serving import serving_of
+from server.serving import Serving, serving_of
 from server.version import version
 
 
-async def health(request: Request) -> Response:
-    """200 while requests can be answered; 503 once the engine is gone."""
-    serving_of(request).check_alive()
-    return _json(Health())
+async def ready(request: Request) -> Response:
+    """200 while a completion would be answered; 503 otherwise, with the reason."""
+    health = health_of(serving_of(request))
+    return _json(health, 200 if health.status == "ok" else 503)
+
+
+async def live(request: Request) -> Response:
+    """503 when only another server process would help: a restart of the engine is under way, or none was of use."""
+    health = health_of(serving_of(request))
+    return _json(health, 503 if health.status in ("frozen", "stuck", "dead") else 200)
+
+
+def health_of(serving: Serving) -> Health:
+    engine = serving.engine.health()
+    is_draining = serving.drained_by is not None
+    return Health(
+        status="draining" if is_draining else engine.status,
+        reason="the server finishes what runs, and then ends" if is_draining else engine.reason,
+        beat_age=round(engine.beat_age, 3),
+        step_age=round(engine.step_age, 3),
+        num_steps=engine.num_steps,
+    )
 
 
 async def show_version(request: Request) -> Response:
@@ -46,5 +64,5 @@ async def tokenizer_info(request: Request) -> Response:
     )
 
 
-def _json(content: object) -> Response:
-    return Response(msgspec.json.encode(content), media_type="application/json")
+def _json(content: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(content), status, media_type="application/json")

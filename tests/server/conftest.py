@@ -1,16 +1,17 @@
 """Fixtures around `FakeEngine`: the application in-process, and behind a real port."""
 
 import contextlib
-import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import httpx
 import pytest
-import uvicorn
 
 from configs.settings import ServerConfig
 from server.app import create_app
+from server.http_server import make_server
+from server.listener import bind
 from tests.server.fake_engine import FakeEngine
 
 MODEL = "fake"
@@ -31,19 +32,18 @@ async def client(engine: FakeEngine) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @contextlib.contextmanager
-def running_server(engine: FakeEngine, config: ServerConfig) -> Iterator[str]:
-    """The application on a real port, in a thread; gives its URL."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    settings = uvicorn.Config(
-        create_app(engine, config, MODEL), log_config=None, timeout_graceful_shutdown=1, lifespan="off"
-    )
-    server = uvicorn.Server(settings)
+def running_server(engine: FakeEngine, config: ServerConfig, model: str = MODEL) -> Iterator[str]:
+    """The server on a real port, in a thread; gives its URL."""
+    listener = bind("127.0.0.1", 0)
+    server = make_server(engine, config, model)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        while not server.started:
+            time.sleep(0.005)
+        yield f"{'https' if config.ssl_certfile else 'http'}://127.0.0.1:{listener.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.end()
         thread.join()
 
 

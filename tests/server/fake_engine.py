@@ -5,15 +5,22 @@ each) and ends at its end, at a stop string or at max_tokens.
 """
 
 import asyncio
+import os
+import sys
+import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
-from configs.errors import ContextLengthExceeded, InvalidRequest
+from configs.errors import ContextLengthExceeded, InvalidRequest, QueueFull, Unavailable
 from configs.sampling import SamplingParams
 from engine.input_processor import RenderedChat
-from engine.messages import CoreReady, TokenLogprobs
+from engine.messages import CoreReady, Snapshot, StepStats, TokenLogprobs
+from engine.observer import Observer
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
+from engine.supervisor import EngineHealth, Status
+from scheduler.timeline import Counters
+from tests.server.fake_core import FakeCore
 
 BOS, EOS, VOCAB_SIZE = 256, 257, 258
 
@@ -34,6 +41,11 @@ class ByteTokenizer:
         return f"<0x{token_id:02X}>"
 
 
+def idle_look() -> Snapshot:
+    """Of an engine with eight blocks that has done nothing yet."""
+    return Snapshot(StepStats(0.0, 0, 0, 0, 0.0, 0, None, Counters()), [], bytes(8))
+
+
 class FakeEngine:
     """`script(prompt, params)` gives a request's text; `delay` passes before each token."""
 
@@ -51,6 +63,11 @@ class FakeEngine:
         """Tokens before an error is raised, and the error."""
         self.num_cached_tokens = 0
         self.is_dead = False
+        self.status: Status = "ok"
+        self.is_full = False
+        self.end: Unavailable | None = None
+        """What `end_all` was given."""
+        self.deadlines: list[float | None] = []
         self.tokenizer = ByteTokenizer(bos_token_id)
         self.default_sampling = default_sampling or {}
         self.chat_template: str | None = None
@@ -76,6 +93,38 @@ class FakeEngine:
         self.intervals: list[int] = []
         self.aborted: list[str] = []
         self.num_tokens = 0
+        self.look = idle_look
+        self.num_looks = 0
+        self.core = FakeCore()
+        self.num_restarts = 0
+        self.pid = os.getpid()
+
+    @property
+    def observer(self) -> Observer:
+        return self.core.observer
+
+    @observer.setter
+    def observer(self, observer: Observer) -> None:
+        self.core.observer = observer
+
+    def stats(self) -> StepStats:
+        return self.core.stats()
+
+    def health(self) -> EngineHealth:
+        status: Status = "dead" if self.is_dead else self.status
+        return EngineHealth(status=status, reason="" if status == "ok" else f"it is {status}", num_steps=7)
+
+    async def snapshot(self) -> Snapshot:
+        self.num_looks += 1
+        await asyncio.sleep(self.delay)
+        return self.look()
+
+    def check_room(self, num_requests: int, num_tokens: int, priority: int = 0) -> None:
+        if self.is_full:
+            raise QueueFull("no room", retry_after=9)
+
+    def end_all(self, error: Unavailable) -> None:
+        self.end = error
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         prefix = [BOS] if add_special_tokens and text and self.tokenizer.bos_token_id is not None else []
@@ -115,6 +164,7 @@ class FakeEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         choices = [(prompt_token_ids, params)]
         batches = self.generate_many(choices, request_id=request_id, priority=priority, cache_salt=cache_salt)
@@ -129,26 +179,44 @@ class FakeEngine:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
         interval: int = 1,
     ) -> AsyncGenerator[OutputBatch, None]:
+        self.check_room(len(choices), 0)
         running: dict[int, Iterator[RequestOutput]] = {}
+        num_output = [0] * len(choices)
         self.intervals.append(interval)
+        self.deadlines.append(deadline)
         for index, (token_ids, params) in enumerate(choices):
             self.requests.append((f"{request_id}-{index}", token_ids, params, priority, cache_salt))
             prompt = bytes(token_id for token_id in token_ids if token_id < 256).decode(errors="replace")
             running[index] = self._outputs(token_ids, self.script(prompt, params), params)
+            self.core.begin(f"{request_id}-{index}", token_ids, params)
         try:
             while running:
                 await asyncio.sleep(self.delay)
+                if self.end is not None:
+                    raise self.end
+                if deadline is not None and time.monotonic() >= deadline:
+                    late = [(index, self._late(choices[index][0], num_output[index])) for index in running]
+                    self.core.step([(f"{request_id}-{index}", output) for index, output in late])
+                    running.clear()
+                    yield late
+                    return
                 batch = [(index, next(outputs)) for index, outputs in running.items()]
                 for index, output in batch:
                     if self.fail_after and output.num_output_tokens > self.fail_after[0]:
                         raise self.fail_after[1]
                     self.num_tokens += 1
+                    num_output[index] = output.num_output_tokens
                     if output.finish_reason is not None:
                         del running[index]
+                self.core.step([(f"{request_id}-{index}", output) for index, output in batch])
                 yield batch
         finally:
+            is_abort = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
+            for index in running:
+                self.core.end(f"{request_id}-{index}", "abort" if is_abort else "error", num_output[index])
             self.aborted += [f"{request_id}-{index}" for index in running]
 
     async def embed(
@@ -159,10 +227,17 @@ class FakeEngine:
         pooling: Literal["last", "mean"],
         priority: int = 0,
         cache_salt: str | None = None,
+        deadline: float | None = None,
     ) -> list[list[float]]:
         """Of last or mean token id x: [x, 1, 2, 3]"""
         self.embedded = (list(prompts), request_id, pooling, priority, cache_salt)
+        self.deadlines.append(deadline)
+        names = [f"{request_id}-{index}" for index in range(len(prompts))]
+        for name, token_ids in zip(names, prompts, strict=True):
+            self.core.begin(name, token_ids, SamplingParams(max_tokens=0, pooling=pooling))
         await asyncio.sleep(self.delay)
+        outputs = [RequestOutput("", [], None, "length", None, len(token_ids), 0, 0) for token_ids in prompts]
+        self.core.step(list(zip(names, outputs, strict=True)))
         return [[ids[-1] if pooling == "last" else sum(ids) / len(ids), 1.0, 2.0, 3.0] for ids in prompts]
 
     async def beam_search(
@@ -171,6 +246,9 @@ class FakeEngine:
         """Beams `0 x`, `1 x`, … for a length penalty of x."""
         texts = [f"{index} {length_penalty:g}" for index in range(params.n)]
         return [CompletionOutput(i, text, list(text.encode()), finish_reason="stop") for i, text in enumerate(texts)]
+
+    def _late(self, prompt: list[int], num_output: int) -> RequestOutput:
+        return RequestOutput("", [], None, "timeout", None, len(prompt), self.num_cached_tokens, num_output)
 
     def _outputs(self, prompt: list[int], script: str, params: SamplingParams) -> Iterator[RequestOutput]:
         limit = self.info.max_model_len - len(prompt) if params.max_tokens is None else params.max_tokens

@@ -95,9 +95,9 @@ async def test_the_server_tells_what_it_is(client: httpx.AsyncClient) -> None:
 
 async def test_ping_is_health(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     for call in (client.get, client.post):
-        assert (await call("/ping")).json() == {"status": "ok"}
+        assert (await call("/ping")).json()["status"] == "ok"
     engine.is_dead = True
-    check_error(await client.get("/ping"), 503)
+    assert (await client.get("/ping")).status_code == 503
 
 
 async def test_load_counts_requests_until_they_end(client: httpx.AsyncClient, engine: FakeEngine) -> None:

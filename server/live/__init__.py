@@ -1,0 +1,1 @@
+"""What the engine does at this moment, for those who watch."""

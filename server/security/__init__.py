@@ -1,0 +1,1 @@
+"""Who may use the server, from which web pages, and how much a connection may hold."""

@@ -1,0 +1,28 @@
+"""What is checked of security before a model is loaded, which may take long."""
+
+import ipaddress
+
+from configs.settings import ServerConfig
+from server.security.keys import read_keys
+from server.security.tls import server_context
+
+
+def check_security(config: ServerConfig) -> str | None:
+    """A warning, where there is reason for one. Raises `SettingsError` for keys and certificates that are of no use."""
+    server_context(config)
+    if read_keys(config) or config.uds or not is_reachable(config.host):
+        return None
+    return (
+        f"everybody who can reach {config.host} can use this server, as it has no API key:"
+        " --api-key-file or OCTAVO_API_KEY sets one"
+    )
+
+
+def is_reachable(host: str) -> bool:
+    """Whether other machines may reach an address."""
+    if host == "localhost":
+        return False
+    try:
+        return not ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: where it points to may change
+        return True
