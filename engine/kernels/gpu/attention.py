@@ -79,6 +79,8 @@ def _attend(
     TOKEN: tl.constexpr = NUM_KV_HEADS * HEAD_DIM
     # What is exponentiated, to the base of 2, are scores times this.
     FACTOR: tl.constexpr = 1.0 if SOFTCAP > 0.0 else SCALE * LOG2_E
+    # Probabilities times scales may be too small for float16.
+    TYPE: tl.constexpr = tl.bfloat16 if value_scales is not None and q.dtype == tl.float16 else q.dtype
     d = tl.arange(0, D)
     is_element = d < HEAD_DIM
     next_block = _block(blocks, begin, seq_len, BLOCK_SIZE, TILE)
@@ -114,7 +116,7 @@ def _attend(
         if value_scales is not None:
             p *= _load(value_scales + (base + slots) * NUM_KV_HEADS, is_token, True, MASKED, False)[None, :]
         v = _load(values + base * TOKEN + token, is_token[:, None], is_element[None, :], MASKED, HEAD_DIM < D)
-        acc = dot(p.to(q.dtype), widen(v, q.dtype), acc * shrink[:, None])
+        acc = dot(p.to(TYPE), widen(v, TYPE), acc * shrink[:, None])
         maximum = new_maximum
     return maximum, total, acc
 
