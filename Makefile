@@ -49,7 +49,7 @@ lint: .venv/installed-dev
 	$(BIN)/lint-imports
 
 test: lint $(CHECKPOINT)
-	$(BIN)/python -m pytest --cov --cov-report=
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --include='configs/*,scheduler/*' --fail-under=100
 	$(BIN)/coverage report --skip-covered
 

@@ -9,7 +9,7 @@ import { Sparkline } from "./sparkline.js";
 
 const WINDOW = 2;  // seconds over which rates are taken, and
 const LONG_WINDOW = 60;  // over which first tokens are
-const RETRY = 2000;  // milliseconds
+const RETRY = 1000;  // milliseconds
 const CAUSES = { blocks: "for free blocks", seats: "for a seat in the step", tokens: "for room in the step" };
 const LOG_LENGTH = 80;
 const HINT = matchMedia("(pointer: coarse)").matches ? "Tap a block to see whose it is."

@@ -59,7 +59,7 @@ export class Alignment {
       if (!count) break;
       const group = this.waiting.slice(0, count);
       const piece = decoder.decode(joined(group));
-      if (!isEnd && this.at + piece.length > text.length && piece.startsWith(text.slice(this.at))) break;
+      if (!isEnd && this.#mayCome(piece)) break;
       this.waiting.splice(0, count);
       this.#place(piece, group.map((token) => token.index));
     }
@@ -75,6 +75,12 @@ export class Alignment {
       if (isWhole(joined(this.waiting.slice(0, count)))) return count;
     }
     return this.waiting.length >= 4 ? 1 : 0;
+  }
+
+  /** Whether the text ends where the piece has begun, or has not. */
+  #mayCome(piece) {
+    const rest = this.text.slice(this.at);
+    return rest.length < piece.length && (piece.startsWith(rest) || piece.trimStart().startsWith(rest));
   }
 
   #place(piece, tokens) {

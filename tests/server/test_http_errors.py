@@ -76,7 +76,7 @@ async def test_other_content_types(client: httpx.AsyncClient) -> None:
     assert "content-type" in str(check_error(response, 400)["message"])
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/audio/speech", "/docs", "/v1/models/none", "/v1/models/"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/audio/speech", "/docs", "/v1/models/none", "/v1/models/"])
 async def test_unknown_paths(client: httpx.AsyncClient, path: str) -> None:
     check_error(await client.get(path), 404)
 

@@ -137,11 +137,21 @@ def opened_browser(profile: Path) -> Iterator[Browser]:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}/", timeout=60) as http:
             answer = http.post("session", json={"capabilities": {"alwaysMatch": wanted}}).json()["value"]
             assert "sessionId" in answer, answer
-            http.base_url = httpx.URL(f"http://127.0.0.1:{port}/session/{answer['sessionId']}/")
+            session = f"http://127.0.0.1:{port}/session/{answer['sessionId']}"
+            http.base_url = httpx.URL(f"{session}/")
             try:
                 yield Browser(http)
             finally:
-                http.delete("")
+                http.delete(session)
     finally:
         driver.terminate()
-        driver.communicate()
+        driver.wait()
+        assert driver.stdout is not None
+        driver.stdout.close()
+
+
+def opened_page(browser: Browser, url: str) -> Browser:
+    """Showing the page at `url`, which knows the model by then."""
+    browser.open(url)
+    browser.wait("document.getElementById('model-name').textContent")
+    return browser
