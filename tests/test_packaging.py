@@ -98,4 +98,5 @@ def test_the_wheel_holds_the_packages_and_their_data_and_nothing_else(tmp_path: 
     kernels = {path.relative_to(ROOT).as_posix() for path in (ROOT / "engine").rglob("*.cpp")}
     assert kernels <= set(names)
     assert "server/commands/bench/quality.txt" in names
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "server/page").glob("*.*")} <= set(names)
     assert not any(re.search(r"(^|/)tests?/", name) for name in names)

@@ -17,8 +17,8 @@ INTERVAL = 0.2
 """Seconds from one look to the next."""
 PATIENCE = 1.0
 """Seconds after which viewers hear that the engine, which answers between steps, has not answered yet."""
-BLOCKS_PER_SECOND = 200_000
-"""That are looked at; the core needs 60 ns for each, so that a large cache costs a hundredth of its time too."""
+BLOCKS_PER_SECOND = 100_000
+"""That are looked at; the core needs a quarter of a microsecond for each, so at most a fortieth of its time."""
 
 
 class Watch:

@@ -200,8 +200,8 @@ export class BlockMap {
     if (!request) return;
     const side = this.size - this.gap;
     context.strokeStyle = COLOURS.ink;
-    context.lineWidth = 1;
-    context.globalAlpha = 0.75;
+    context.lineWidth = 0.75;
+    context.globalAlpha = 0.35;
     context.beginPath();
     for (const id of request.ids) {
       const [x, y] = this.#place(id);

@@ -21,7 +21,7 @@ const tiles = {};
 let map, list;
 let scene = null;
 let followed = null;
-let watching = null;  // the AbortController of the stream
+let watching;  // the AbortController of the stream, if there is one
 let onStatus = () => {};
 
 export function setUp(options) {
@@ -51,24 +51,28 @@ function tile(label, top) {
 
 /** Look while `isShown`. */
 export function show(isShown) {
-  if (isShown && !watching) watch();
-  if (!isShown) watching?.abort();
+  if (isShown) watching ??= watch(new AbortController());
+  else watching = watching?.abort();
 }
 
-async function watch() {
-  const mine = watching = new AbortController();
-  while (!mine.signal.aborted) {
+/** Until `controller` aborts; returns it at once. */
+function watch(controller) {
+  stream(controller.signal);
+  return controller;
+}
+
+async function stream(signal) {
+  while (!signal.aborted) {
     try {
-      for await (const frame of events("/v1/engine/live", { signal: mine.signal })) take(frame);
+      for await (const frame of events("/v1/engine/live", { signal })) take(frame);
     } catch (error) {
-      if (mine.signal.aborted) break;
+      if (signal.aborted) break;
       notice(error instanceof ApiError ? error.message : "The live view has failed; see the browser's console.");
       if (!(error instanceof ApiError)) console.error(error);
       onStatus("unreachable", "not reachable");
     }
     await new Promise((resolve) => { setTimeout(resolve, RETRY); });
   }
-  if (watching === mine) watching = null;
 }
 
 function notice(text) {
@@ -110,7 +114,7 @@ function figures({ engine, ...frame }) {
   const output = rate("output_tokens");
   const computed = rate("computed");
   const usable = engine.num_blocks - 1;
-  tiles.speed(grouped(output), `${grouped(computed)} computed, prompts included`, output);
+  tiles.speed(grouped(output), `of ${grouped(computed)} computed`, output);
   tiles.running(grouped(engine.running));
   tiles.used(`${(100 * engine.used_blocks / usable).toFixed(engine.used_blocks * 10 < usable ? 1 : 0)} %`,
     `${grouped(engine.used_blocks)} of ${grouped(usable)} blocks`, engine.used_blocks / usable);

@@ -4,7 +4,7 @@ import { ApiError, json, onKeyNeeded } from "./api.js";
 import * as chat from "./chat.js";
 import { byId, grouped, short } from "./dom.js";
 import * as engine from "./engine.js";
-import { hideTip, isTipShown } from "./tip.js";
+import { hideTip, isTipShown, place } from "./tip.js";
 import * as traffic from "./traffic.js";
 
 const WIDE = matchMedia("(min-width: 1100px)");
@@ -33,6 +33,7 @@ function setUpViews() {
     requestAnimationFrame(() => byId("engine-title").focus());
   });
   addEventListener("hashchange", showView);
+  document.addEventListener("scroll", place, { capture: true, passive: true });
   document.addEventListener("visibilitychange", showView);
   WIDE.addEventListener("change", showView);
 }

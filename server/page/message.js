@@ -2,7 +2,7 @@
 
 import { duration, el, grouped, plural } from "./dom.js";
 import { blocksOf, renderBlock } from "./markdown.js";
-import { hideTip, showTip } from "./tip.js";
+import { hideTip, place, showTip } from "./tip.js";
 import { Alignment, doubt } from "./tokens.js";
 
 const REASONS = {
@@ -41,6 +41,7 @@ export class MessageView {
     this.problem.hidden = !error;
     this.problem.textContent = error ?? "";
     this.stats.replaceChildren(...this.#statistics());
+    place();
   }
 
   #drawAnswer(isEnd) {

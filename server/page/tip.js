@@ -5,18 +5,27 @@ import { percent, visible } from "./tokens.js";
 
 const tip = byId("tip");
 const MARGIN = 8;
+let target = null;
 
-/** Show what `tokens` might have been, near `target`. */
-export function showTip(target, tokens) {
-  tip.replaceChildren(...tokens.flatMap((token) => [headOf(token), listOf(token)]));
+/** Show what `tokens` might have been, near `token`. */
+export function showTip(token, tokens) {
+  target = token;
+  tip.replaceChildren(...tokens.flatMap((one) => [headOf(one), listOf(one)]));
   tip.hidden = false;
+  token.setAttribute("aria-describedby", tip.id);
+  place();
+}
+
+/** Where the token is by now; a token that has been drawn anew is another one. */
+export function place() {
+  if (tip.hidden) return;
+  if (!target.isConnected) hideTip();
   const at = target.getClientRects()[0] ?? target.getBoundingClientRect();
   const size = tip.getBoundingClientRect();
   const left = Math.max(MARGIN, Math.min(at.left, innerWidth - size.width - MARGIN));
   const below = at.bottom + MARGIN + size.height < innerHeight;
   tip.style.left = `${left}px`;
   tip.style.top = `${Math.max(MARGIN, below ? at.bottom + MARGIN : at.top - size.height - MARGIN)}px`;
-  target.setAttribute("aria-describedby", tip.id);
 }
 
 export function hideTip() {
