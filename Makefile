@@ -1,7 +1,7 @@
 # make serve    set up, then serve the bundled checkpoint (or MODEL=path) on 127.0.0.1:8000
 # make setup    .venv with pinned dependencies, the bundled checkpoint, compiled kernels
 # make test     everything that CI checks;  make test-slow  what takes minutes;  make test-clients  other people's clients
-# make test-monitoring  a real Prometheus, from Debian's packages
+# make test-monitoring  a real Prometheus, from Debian's packages;  make test-chaos  ten minutes of everything at once
 PYTHON ?= python3
 MODEL ?= smollm2
 ARGS ?=
@@ -10,7 +10,7 @@ BIN := .venv/bin
 CHECKPOINT := models/SmolLM2-135M-Instruct.Q4_1.gguf
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: serve setup test test-monitoring test-slow test-clients test-sanitizers lint format clean
+.PHONY: serve setup test test-chaos test-monitoring test-slow test-clients test-sanitizers lint format clean
 
 serve: setup
 	@exec $(BIN)/octavo serve $(MODEL) $(ARGS)
@@ -52,6 +52,10 @@ test: lint $(CHECKPOINT)
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --cov --cov-report=
 	$(BIN)/coverage report --include='configs/*,scheduler/*' --fail-under=100
 	$(BIN)/coverage report --skip-covered
+
+# requests of all kinds while the engine is killed and stopped; CHAOS_SECONDS, CHAOS_SEED: see tests/chaos/__main__.py
+test-chaos: .venv/installed-dev $(CHECKPOINT)
+	$(BIN)/python -m tests.chaos
 
 # Prometheus scrapes the server, and its own tools read the configuration
 test-monitoring: .venv/installed-dev $(CHECKPOINT) build/prometheus/usr/bin/prometheus

@@ -181,40 +181,43 @@ class AsyncEngine:
         cache_salt: str | None = None,
         deadline: float | None = None,
         interval: int = 1,
+        has_room: bool = False,
     ) -> AsyncGenerator[OutputBatch, None]:
         """Differences as they come, each choice's last with a finish reason. Fan out with `params.for_choice`.
 
         At the `deadline`, of time.monotonic(), choices that still run end as they are with finish reason `timeout`.
         Behind a choice's first tokens, nothing comes before it has `interval` more or ends.
+        With `has_room`, `check_room` has let them in: they are not refused for the queue any more.
         Closing or cancelling the generator aborts what still runs. Raises `Unavailable` (among them `EngineDead`),
         `QueueFull`, `RequestFailed`, or the `InvalidRequest` with which the core refuses.
         """
         await self._supervisor.wait_available(deadline)
-        self.check_room(len(choices), sum(len(token_ids) for token_ids, _ in choices), priority)
-        running: dict[str, tuple[int, OutputProcessor]] = {}
+        if not has_room:
+            self.check_room(len(choices), sum(len(token_ids) for token_ids, _ in choices), priority)
+        running: dict[str, tuple[int, OutputProcessor, Any]] = {}
         mailbox = Mailbox(interval)
         waiting = self._waiting_room.places
         timer = None if deadline is None else self._call_behind(deadline, mailbox, running)
         try:
             for index, (token_ids, params) in enumerate(choices):
                 request = self._request(f"{request_id}-{index}", token_ids, params, priority, cache_salt, deadline)
-                running[request.request_id] = (index, OutputProcessor(self.tokenizer, token_ids, params))
+                processor = OutputProcessor(self.tokenizer, token_ids, params)
+                running[request.request_id] = (index, processor, self.observer.began(request))
                 self._mailboxes[request.request_id] = mailbox
                 self._waiting_room.enter(request.request_id, len(token_ids), priority)
-                self.observer.began(request)
                 self._supervisor.send(request)
             while running:
                 await mailbox.filled()
                 batch = []
                 for tokens in mailbox.take():
-                    index, processor = running[tokens.request_id]
+                    index, processor, begun = running[tokens.request_id]
                     output = processor.process(tokens)
                     if tokens.request_id in waiting:
                         self._waiting_room.leave(tokens.request_id)
                     if output.finish_reason is not None:
                         del running[tokens.request_id]
                         reason, num_tokens = output.finish_reason, output.num_output_tokens
-                        self.observer.ended(tokens.request_id, reason, num_tokens, tokens.timeline)
+                        self.observer.ended(begun, reason, num_tokens, tokens.timeline)
                         # now, not when the reader comes back: of a stop string the core knows nothing
                         self._forget(mailbox, [tokens.request_id], in_core=tokens.finish_reason is None)
                         self._supervisor.note_answer()
@@ -223,8 +226,8 @@ class AsyncEngine:
         finally:
             self._forget(mailbox, list(running), in_core=True)
             is_abort = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
-            for request_id, (_, processor) in running.items():
-                self.observer.ended(request_id, "abort" if is_abort else "error", processor.num_output_tokens, None)
+            for _, processor, begun in running.values():
+                self.observer.ended(begun, "abort" if is_abort else "error", processor.num_output_tokens, None)
             if timer is not None:
                 timer.cancel()
 
@@ -276,12 +279,14 @@ class AsyncEngine:
 
         async def next_tokens(sequences: Sequence[list[int]]) -> list[TokenLogprobs]:
             found: dict[int, TokenLogprobs] = {}
+            step = next(steps)
             batches = self.generate_many(
                 [(prompt_token_ids + sequence, one_token) for sequence in sequences],
-                request_id=f"{request_id}-{next(steps)}",
+                request_id=f"{request_id}-{step}",
                 priority=priority,
                 cache_salt=cache_salt,
                 deadline=deadline,
+                has_room=step > 0,  # what was begun is not refused
             )
             async with aclosing(batches):
                 async for batch in batches:

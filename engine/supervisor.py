@@ -210,7 +210,7 @@ class Supervisor:
         if status in ("frozen", "stuck"):
             self._unwell_since = time.monotonic()
             logger.warning(reason)
-        elif self._status in ("frozen", "stuck"):
+        elif status == "ok" and self._status in ("frozen", "stuck"):
             logger.warning("the engine moves on, after %.1f s", time.monotonic() - self._unwell_since)
         self._status = status
 

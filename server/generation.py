@@ -54,6 +54,7 @@ class Generation:
         self._priority = priority or 0
         self._cache_salt = cache_salt
         self._deadline = serving.deadline(timeout)
+        self._has_room = False
         self._field_names = field_names
         self._beam_length_penalty = beam_length_penalty
 
@@ -67,12 +68,14 @@ class Generation:
             cache_salt=self._cache_salt,
             deadline=self._deadline,
             interval=interval or self.serving.config.stream_interval,
+            has_room=self._has_room,
         )
         return outputs if self.prompts[0].params.structured is None else self._naming_fields(outputs)
 
     def check_room(self) -> None:
-        """Raise `QueueFull` if it would have to be refused now; `run` tells too, later."""
+        """Raise `QueueFull` if it has to be refused now; once this has passed, `run` does not refuse it later."""
         self.serving.engine.check_room(len(self.latest), self.num_prompt_tokens * self.n, self._priority)
+        self._has_room = True
 
     async def whole(self) -> list[CompletionOutput]:
         """All choices, finished."""

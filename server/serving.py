@@ -96,6 +96,7 @@ class EngineFace(Protocol):
         cache_salt: str | None = None,
         deadline: float | None = None,
         interval: int = 1,
+        has_room: bool = False,
     ) -> AsyncGenerator[OutputBatch, None]: ...
 
     async def embed(

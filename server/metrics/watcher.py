@@ -27,13 +27,15 @@ class Watcher(Observer):
         self._time = 0.0
         self._stats: StepStats | None = None
 
-    def began(self, request: AddRequest) -> None:
+    def began(self, request: AddRequest) -> Choice:
+        self._settle()
         record = CURRENT.get()
         choice = Choice.of(request, record.received if record else None, time.monotonic())
         if record is not None:
             record.add(choice)
         self._choices[choice.request_id] = choice
         self._last_token[choice.request_id] = _NO_TOKEN
+        return choice
 
     def stepped(self, outputs: list[TokenOutput], stats: StepStats | None) -> None:
         """Costs little per token where a step gives one to the same choices as the step before."""
@@ -48,11 +50,12 @@ class Watcher(Observer):
         elif outputs:
             self._note_others(outputs, now)
 
-    def ended(self, request_id: str, reason: str, num_output_tokens: int, timeline: Timeline | None) -> None:
+    def ended(self, choice: Choice, reason: str, num_output_tokens: int, timeline: Timeline | None) -> None:
         now = time.monotonic()
         self._settle()
-        choice = self._choices.pop(request_id)
-        choice.last_token = self._last_token.pop(request_id) or None
+        if self._choices.get(choice.request_id) is choice:
+            del self._choices[choice.request_id]
+            choice.last_token = self._last_token.pop(choice.request_id) or None
         choice.ended, choice.finish_reason, choice.num_output_tokens = now, reason, num_output_tokens
         choice.timeline = timeline or choice.timeline
         timeline = choice.timeline

@@ -132,6 +132,10 @@ def test_idle_time_does_not_count(clock):
     assert room.seconds_to_wait() in (2, 3)
 
 
+async def last_reason(batches):
+    return [output.finish_reason async for batch in batches for _, output in batch][-1]
+
+
 @pytest.mark.parametrize("what", ["max_queued_requests", "max_queued_tokens"])
 async def test_the_engine_refuses_what_its_queue_does_not_hold(tmp_path, what):
     write_tiny(tmp_path)
@@ -152,7 +156,9 @@ async def test_the_engine_refuses_what_its_queue_does_not_hold(tmp_path, what):
         with pytest.raises(QueueFull) as caught:
             await ask(ANSWER, 9)
         assert 1 <= caught.value.retry_after <= 60
-        assert await asyncio.gather(first, *others) == ["length"] * (4 // size)
+        late = engine.generate_many([([ANSWER, 9], SamplingParams(max_tokens=5))], request_id="late", has_room=True)
+        others.append(asyncio.create_task(last_reason(late)))
+        assert await asyncio.gather(first, *others) == ["length"] * (4 // size + 1)
         assert await ask(ANSWER, 9) == "length"
         assert engine._waiting_room.places == {}
         cancelled = asyncio.create_task(ask(SLEEP, 5))

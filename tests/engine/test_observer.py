@@ -45,7 +45,9 @@ class Heard(Observer):
         self.begun, self.tokens, self.ends, self.timelines, self.stats = [], {}, {}, {}, []
 
     def began(self, request):
-        self.begun.append(request.request_id)
+        name = request.request_id + " again" * (request.request_id in self.begun)
+        self.begun.append(name)
+        return name
 
     def stepped(self, outputs, stats):
         self.stats.append(stats)
@@ -100,6 +102,22 @@ async def test_each_choice_begins_and_ends_once_however_it_ends(engine, heard):
     }
     assert (numbers["whole-0"], numbers["cut-0"]) == (40, stopped.num_output_tokens)
     assert (numbers["late-0"], numbers["embedded-0"], numbers["refused-0"]) == (late[-1].num_output_tokens, 0, 0)
+
+
+async def test_an_id_that_is_used_again_behind_a_lost_core_ends_for_each_request(engine, heard):
+    """The reader of the lost request has not come back yet: it must not end the new one."""
+    lost = engine.generate([5, 6, 7], ENDLESS, request_id="same")
+    first = await anext(lost)
+    os.kill(engine.pid, signal.SIGKILL)
+    while engine._mailboxes:
+        await asyncio.sleep(0.01)
+    again = asyncio.create_task(ask(engine, "again", SamplingParams(temperature=0, max_tokens=100), "same"))
+    while len(heard.begun) < 2:
+        await asyncio.sleep(0.01)
+    await lost.aclose()
+    assert heard.ends == {"same-0": ("abort", first.num_output_tokens)}
+    assert (await again)[-1].finish_reason == "length"
+    assert heard.ends["same-0 again"] == ("length", 100)
 
 
 async def test_every_message_brings_the_newest_numbers(engine, heard):

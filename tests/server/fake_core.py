@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from configs.sampling import SamplingParams
 from engine.messages import AddRequest, StepStats, TokenOutput
@@ -16,8 +17,10 @@ class FakeCore:
     def __init__(self) -> None:
         self.observer = Observer()
         self.counters = Counters()
+        self.begun: dict[str, Any] = {}
+        """What the observer knows them by, and"""
         self.timelines: dict[str, Timeline] = {}
-        """Of those that run."""
+        """those of the requests that run."""
         self.wait_cause: str | None = None
         self.num_waiting = 0
 
@@ -26,7 +29,8 @@ class FakeCore:
         self.counters.num_prefix_queries += len(token_ids)
         self.timelines[request_id] = Timeline(queued=now, admitted=now)
         self.timelines[request_id].add_chunk(Chunk(now, len(token_ids), len(token_ids), 1))
-        self.observer.began(AddRequest(request_id=request_id, prompt_token_ids=token_ids, sampling_params=params))
+        request = AddRequest(request_id=request_id, prompt_token_ids=token_ids, sampling_params=params)
+        self.begun[request_id] = self.observer.began(request)
 
     def step(self, outputs: Sequence[tuple[str, RequestOutput]]) -> None:
         now = time.monotonic()
@@ -53,12 +57,13 @@ class FakeCore:
         for request_id, output in outputs:
             if output.finish_reason is not None:
                 timeline = self.timelines.pop(request_id)
-                self.observer.ended(request_id, output.finish_reason, output.num_output_tokens, timeline)
+                begun = self.begun.pop(request_id)
+                self.observer.ended(begun, output.finish_reason, output.num_output_tokens, timeline)
 
     def end(self, request_id: str, reason: str, num_output_tokens: int) -> None:
         """Here, and not in the core."""
         del self.timelines[request_id]
-        self.observer.ended(request_id, reason, num_output_tokens, None)
+        self.observer.ended(self.begun.pop(request_id), reason, num_output_tokens, None)
 
     def stats(self, now: float = 0.0, step_tokens: int = 0) -> StepStats:
         num_running = len(self.timelines)

@@ -14,6 +14,7 @@ from engine.messages import AddRequest, StepStats, TokenOutput
 from scheduler.timeline import Counters, Timeline
 from server.metrics.figures import Figures
 from server.metrics.histogram import FIRST_TOKEN_BUCKETS, STEP_BUCKETS, TOKEN_LATENCY_BUCKETS, Histogram, token_buckets
+from server.metrics.records import Choice
 from server.metrics.watcher import Watcher
 
 INFO = msgspec.structs.replace(READY, max_model_len=4096, weight_bytes=1000, kv_bytes_per_token=10)
@@ -41,9 +42,9 @@ def stats(time: float, step: int, **fields: object) -> StepStats:
     return msgspec.structs.replace(of_step, **fields)
 
 
-def begin(watcher: Watcher, name: str, **params: object) -> None:
+def begin(watcher: Watcher, name: str, **params: object) -> Choice:
     sampling = SamplingParams(**params)
-    watcher.began(AddRequest(request_id=name, prompt_token_ids=[1] * 7, sampling_params=sampling))
+    return watcher.began(AddRequest(request_id=name, prompt_token_ids=[1] * 7, sampling_params=sampling))
 
 
 GIVEN = st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 3), max_size=6)
@@ -73,7 +74,7 @@ def test_intervals_between_tokens_are_those_of_each_choice(
                 last[name] = now
         for name in sorted(ends & running):
             choice = watcher._choices[name]
-            watcher.ended(name, "length", 1, None)
+            watcher.ended(choice, "length", 1, None)
             assert choice.last_token == last.get(name)
             running.remove(name)
     figures = watcher.figures
@@ -82,7 +83,7 @@ def test_intervals_between_tokens_are_those_of_each_choice(
     assert figures.num_output_tokens == num_tokens
     assert figures.first_token.buckets()[-1] == ("+Inf", len(last))
     for name in sorted(running):
-        watcher.ended(name, "length", 1, None)
+        watcher.ended(watcher._choices[name], "length", 1, None)
     assert figures.num_prompt_tokens == 7 * len(known)
     assert sum(figures.finished.values()) == len(known)
     assert not watcher._choices
@@ -91,11 +92,26 @@ def test_intervals_between_tokens_are_those_of_each_choice(
 
 def test_tokens_behind_the_end_of_a_choice_leave_nothing() -> None:
     watcher = Watcher(Figures(INFO))
-    begin(watcher, "a")
-    watcher.ended("a", "stop", 3, None)
+    watcher.ended(begin(watcher, "a"), "stop", 3, None)
     watcher.stepped([TokenOutput(request_id="a", new_token_ids=[5])], stats(1.0, 1))
     assert not watcher._last_token
     assert watcher.figures.num_output_tokens == 0
+
+
+def test_an_id_that_two_choices_have_had_counts_for_both() -> None:
+    """The first one's core has ended, which its reader learns behind the beginning of the second."""
+    watcher = Watcher(Figures(INFO))
+    first = begin(watcher, "a")
+    watcher.stepped([TokenOutput(request_id="a", new_token_ids=[5])], stats(1.0, 1))
+    second = begin(watcher, "a")
+    watcher.ended(first, "error", 1, None)
+    for number in range(2, 4):
+        watcher.stepped([TokenOutput(request_id="a", new_token_ids=[5])], stats(float(number), number))
+    watcher.ended(second, "length", 2, None)
+    assert (first.last_token, second.first_token, second.last_token) == (None, 2.0, 3.0)
+    assert watcher.figures.inter_token.sum == 1.0
+    assert not watcher._choices
+    assert not watcher._last_token
 
 
 def test_a_core_that_tells_nothing_of_itself_has_intervals_too() -> None:
@@ -122,7 +138,7 @@ def test_a_step_counts_once_though_messages_repeat_it() -> None:
 def ended(reason: str, timeline: Timeline, *, tokens: int, **params: object) -> Figures:
     """Of one choice with its first token at 11 and its last one at 13.5."""
     watcher = Watcher(Figures(INFO))
-    begin(watcher, "a", **params)
+    choice = begin(watcher, "a", **params)
     for number, time in enumerate((11.0, 12.0, 13.5)[:tokens]):
         output = TokenOutput(
             request_id="a", new_token_ids=[5], num_cached_tokens=4, timeline=timeline if not number else None
@@ -131,7 +147,7 @@ def ended(reason: str, timeline: Timeline, *, tokens: int, **params: object) -> 
             [output],
             stats(time, 7 + number, counters=Counters(num_steps=7 + number, num_step_requests=20 + 3 * number)),
         )
-    watcher.ended("a", reason, tokens, None)
+    watcher.ended(choice, reason, tokens, None)
     return watcher.figures
 
 

@@ -136,6 +136,24 @@ async def test_a_full_queue_takes_no_background_response(client: httpx.AsyncClie
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "9")
 
 
+async def test_a_background_response_that_was_taken_is_not_refused_later(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others fill the queue before its work begins."""
+    check = engine.check_room
+
+    def fill_up(num_requests: int, num_tokens: int, priority: int = 0) -> None:
+        check(num_requests, num_tokens, priority)
+        engine.is_full = True
+
+    monkeypatch.setattr(engine, "check_room", fill_up)
+    taken = (await client.post("/v1/responses", json={"input": "x", "background": True})).json()
+    place = f"/v1/responses/{taken['id']}"
+    while (response := (await client.get(place)).json())["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.01)
+    assert (response["status"], response["error"]) == ("completed", None)
+
+
 async def test_anthropics_clients_are_told_of_overload(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.end = ShuttingDown(retry_after=3)
     answer = await client.post("/v1/messages", json=BODIES["/v1/messages"])
