@@ -1,6 +1,8 @@
 """Fixtures around `FakeEngine`: the application in-process, and behind a real port."""
 
 import contextlib
+import logging
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -15,6 +17,16 @@ from server.listener import bind
 from tests.server.fake_engine import FakeEngine
 
 MODEL = "fake"
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """Commands configure logging; their handlers would write to a test's captured output after its end."""
+    root, hook = logging.getLogger(), sys.excepthook
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:], sys.excepthook = handlers, hook
+    root.setLevel(level)
 
 
 @pytest.fixture

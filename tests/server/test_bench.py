@@ -24,6 +24,8 @@ from server.commands.bench.throughput import random_work, read_dataset
 from tests.engine.tiny_models import write_tiny
 from tests.server.fake_engine import FakeEngine
 
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
 ROOT = Path(__file__).parents[2]
 HARDWARE = {"processor", "machine", "usable_cores", "free_memory_gib", "system"}
 

@@ -14,6 +14,8 @@ from server.commands.serve import model_name
 from server.flags import description, given_settings
 from server.listener import bind
 
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -16,6 +16,8 @@ from server.security.request_ids import CURRENT
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_every_route import BODIES
 
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
+
 
 @pytest.fixture
 def root() -> Iterator[logging.Logger]:
