@@ -28,6 +28,6 @@ WORKDIR /home/octavo
 EXPOSE 8000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health', timeout=4)"]
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health/live', timeout=4)"]
 ENTRYPOINT ["octavo"]
 CMD ["serve", "smollm2", "--host", "0.0.0.0", "--port", "8000"]
