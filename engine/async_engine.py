@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, Literal, TypeVar
@@ -44,6 +44,8 @@ class AsyncEngine:
         self._inputs = inputs
         self._waiting_room = waiting_room
         self._mailboxes: dict[str, Mailbox] = {}
+        self._leaving: set[str] = set()
+        """Ids of aborted requests of which the core may still send something."""
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
         self.observer = Observer()
         supervisor.on_outputs = self._deliver
@@ -325,6 +327,8 @@ class AsyncEngine:
         deadline: float | None,
     ) -> AddRequest:
         assert params.n == 1, params.n
+        while request_id in self._leaving:
+            request_id += "'"
         if request_id in self._mailboxes:
             raise InvalidRequest(f"request id {request_id!r} is in use", param="request_id")
         return AddRequest(
@@ -343,28 +347,39 @@ class AsyncEngine:
         def end() -> None:
             for request_id in running:
                 mailbox.put(TokenOutput(request_id=request_id, finish_reason="timeout"))
-            self._supervisor.send(AbortRequests(list(running)))
+            self._abort(self._known(mailbox, running))
 
         return asyncio.get_running_loop().call_later(deadline - time.monotonic() + _GRACE, end)
 
     def _forget(self, mailbox: Mailbox, request_ids: list[str], *, in_core: bool) -> None:
-        """Those whose core has ended are forgotten already, and their ids may be others' by now."""
-        known = [request_id for request_id in request_ids if self._mailboxes.get(request_id) is mailbox]
+        known = self._known(mailbox, request_ids)
         for request_id in known:
             del self._mailboxes[request_id]
             self._waiting_room.leave(request_id)
-        if known and in_core:
-            self._supervisor.send(AbortRequests(known))
+        if in_core:
+            self._abort(known)
+
+    def _known(self, mailbox: Mailbox, request_ids: Iterable[str]) -> list[str]:
+        """Less those whose core has ended: they are forgotten already, and their ids may be others' by now."""
+        return [request_id for request_id in request_ids if self._mailboxes.get(request_id) is mailbox]
+
+    def _abort(self, request_ids: list[str]) -> None:
+        if request_ids:
+            self._leaving.update(request_ids)
+            self._supervisor.send(AbortRequests(request_ids))
 
     def _deliver(self, outputs: list[TokenOutput]) -> None:
         for output in outputs:
-            if mailbox := self._mailboxes.get(output.request_id):
+            if output.finish_reason == "abort":
+                self._leaving.discard(output.request_id)
+            elif mailbox := self._mailboxes.get(output.request_id):
                 mailbox.put(output)
         self.observer.stepped(outputs, self._supervisor.client.stats)
 
     def end_all(self, error: Unavailable) -> None:
         """End all requests with `error`."""
         mailboxes, self._mailboxes = self._mailboxes, {}
+        self._leaving.clear()
         self._waiting_room.clear()
         for mailbox in mailboxes.values():
             mailbox.die(error)

@@ -105,17 +105,18 @@ def _serve(core: "EngineCore", socket: zmq.Socket[bytes], heartbeat: Heartbeat) 
 
 
 def _take_messages(core: "EngineCore", socket: zmq.Socket[bytes]) -> list[TokenOutput]:
-    """All that has arrived; returns the outputs of refused requests."""
-    refusals = []
+    """All that has arrived; returns the outputs of requests that are refused or aborted."""
+    outputs = []
     while socket.poll(0):
         message = _decoder.decode(socket.recv())
         if isinstance(message, AbortRequests):
             core.abort_requests(message.request_ids)
+            outputs += [TokenOutput(request_id=name, finish_reason="abort") for name in message.request_ids]
         elif isinstance(message, GetSnapshot):
             _send(socket, core.snapshot())
         elif refusal := core.add_request(message):
-            refusals.append(refusal)
-    return refusals
+            outputs.append(refusal)
+    return outputs
 
 
 def _send(socket: zmq.Socket[bytes], message: FromCore) -> None:

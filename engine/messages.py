@@ -27,7 +27,8 @@ class AddRequest(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AbortRequests(msgspec.Struct, frozen=True, tag=True):
-    """Forget these requests; unknown ids are ignored."""
+    """Forget these requests; unknown ids are ignored. An output with finish reason `abort` for each tells that nothing
+    more will come of it."""
 
     request_ids: list[str]
 

@@ -22,6 +22,7 @@ STRUCTURED: list[dict[str, Any]] = [
     {"structured_outputs": {"json": SCHEMA}},
     {"response_format": {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA}}},
 ]
+NEVER = "\x00never\x00"
 PENALTIES: list[dict[str, Any]] = [
     {"repetition_penalty": 1.3},
     {"frequency_penalty": 0.7, "presence_penalty": 0.4},
@@ -156,7 +157,10 @@ class JobMaker:
 
 
 def with_stop_string(rng: random.Random, job: Job, text: str) -> Job:
-    """The same request, which ends where a piece of its answer `text` comes for the first time."""
+    """The same request, which ends where a piece of its answer `text` comes for the first time.
+
+    Replacement characters are no part of it: a deadline cuts characters, and so makes some.
+    """
     start = rng.randrange(len(text))
-    stop = [text[start : start + rng.randint(1, 4)], "\x00never\x00"]
+    stop = [text[start : start + rng.randint(1, 4)].strip("\ufffd") or NEVER, NEVER]
     return Job(f"{job.name} stop", job.path, {**job.body, "stop": stop})

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 import pytest_asyncio
@@ -186,6 +187,27 @@ async def test_cancelling_the_reader_aborts(engine):
     with pytest.raises(asyncio.CancelledError):
         await reader
     await nothing_runs(engine)
+
+
+@pytest.mark.parametrize("ends", ["left", "stop string"])
+async def test_an_id_that_is_used_again_at_once_gets_nothing_of_the_request_before(engine, ends):
+    alone = await collect(engine, [70, 80, 90], GREEDY)
+    params = ENDLESS
+    if ends == "stop string":
+        text = "".join([output.text for output in await collect(engine, [5, 6, 7], GREEDY)])
+        params = msgspec.structs.replace(ENDLESS, stop=(text[:1],))
+    generator = engine.generate([5, 6, 7], params, request_id="same")
+    reading = asyncio.create_task(anext(generator))
+    while not engine._mailboxes:
+        await asyncio.sleep(0)
+    time.sleep(0.1)  # the core goes on meanwhile, and nobody takes what it sends
+    await reading
+    await generator.aclose()
+    again = await collect(engine, [70, 80, 90], GREEDY, "same")
+    one, other = ([token_id for output in outputs for token_id in output.token_ids] for outputs in (again, alone))
+    assert one == other
+    await nothing_runs(engine)
+    assert engine._leaving == set()
 
 
 async def nothing_runs(engine):
