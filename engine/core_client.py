@@ -112,7 +112,8 @@ class CoreClient:
 
     def send(self, message: ToCore) -> None:
         """Hand `message` to the socket's queue; a core that has ended never gets it."""
-        self._socket.send(_encoder.encode(message))
+        with contextlib.suppress(zmq.Again):  # it has ended just now: the socket would wait for another one to connect
+            self._socket.send(_encoder.encode(message), zmq.NOBLOCK)
         self._loop.call_soon(self._receive)  # sending may have used up the notice of what has come in meanwhile
 
     def snapshot(self) -> asyncio.Future[Snapshot]:

@@ -92,6 +92,17 @@ async def test_another_core_takes_the_place_of_one_that_was_killed(start):
     assert engine._waiting_room.places == {}
 
 
+async def test_what_is_sent_to_a_core_that_has_just_ended_holds_up_nobody(start):
+    engine = await start(max_restarts=1, patience=10)
+    os.kill(pid_of(engine), signal.SIGKILL)
+    for _ in range(5):  # meanwhile the socket notices, and the event loop does not
+        time.sleep(0.05)
+        engine._supervisor.client._receive()
+    with pytest.raises(EngineDead):
+        await ask(engine, ANSWER)
+    assert await ask(engine, ANSWER) == "length"
+
+
 async def test_a_request_id_may_be_used_again_at_once(start):
     """The reader of the lost one may not even have noticed; it must not end the new one."""
     engine = await start(max_restarts=1, patience=10)
