@@ -19,6 +19,7 @@ from server.app import create_app
 from server.security.connection import connection_class
 from server.security.tls import server_context
 from server.serving import EngineFace, Serving
+from server.stalled_clients import end_stalled_clients
 
 LAST_WORDS = 1
 """Seconds for what is told to those whose requests do not get finished."""
@@ -47,6 +48,8 @@ class Server(uvicorn.Server):
             for listener in sockets or []
         ]
         self.servers = self.acceptors  # type: ignore[assignment]
+        if timeout := self.serving.config.client_timeout:
+            self._stalled_clients = asyncio.create_task(end_stalled_clients(self.server_state.connections, timeout))
         self.started = True
 
     def stop(self) -> None:

@@ -1,7 +1,6 @@
 """The listening socket."""
 
 import contextlib
-import math
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +8,9 @@ from pathlib import Path
 from configs.errors import UsageError
 
 
-def bind(host: str, port: int, client_timeout: float = 0) -> socket.socket:
+def bind(host: str, port: int) -> socket.socket:
     """A bound socket that does not listen yet, so that clients are refused until the model is loaded.
 
-    Its connections end when a client takes nothing for `client_timeout` seconds of what it was sent (on Linux).
     Raises `UsageError` when the address cannot be had.
     """
     try:
@@ -22,8 +20,6 @@ def bind(host: str, port: int, client_timeout: float = 0) -> socket.socket:
         with contextlib.ExitStack() as on_failure:
             listener = on_failure.enter_context(socket.socket(family, kind, protocol))
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if client_timeout and hasattr(socket, "TCP_USER_TIMEOUT"):
-                listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(client_timeout * 1000))
             listener.bind(address)
             on_failure.pop_all()
     except OSError as error:

@@ -38,7 +38,7 @@ def run(config: ServerConfig, arguments: argparse.Namespace) -> int:
     if config.otlp_traces_endpoint is not None:
         importlib.import_module("server.metrics.tracing")  # says at once which packages it lacks
     raise_descriptor_limit()
-    bound = bind_unix(config.uds) if config.uds else bind(config.host, config.port, config.client_timeout)
+    bound = bind_unix(config.uds) if config.uds else bind(config.host, config.port)
     if warning:
         logger.warning(warning)
     with bound as listener, asyncio.Runner(loop_factory=loop_factory()) as runner:

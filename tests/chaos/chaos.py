@@ -75,14 +75,15 @@ class Chaos:
     async def _send_crowds(self) -> None:
         """Until the time is over, or nothing more is to be learned."""
         rng, begin, seconds = self.plan.rng("crowds"), time.monotonic(), self.plan.seconds
-        while (now := time.monotonic() - begin) < seconds and self._num_violations < MOST_VIOLATIONS:
+        while (now := time.monotonic() - begin) < seconds and not self._is_hopeless:
             self.monkey.may_kill = seconds < 2 * CALM_CYCLE or now % CALM_CYCLE < CALM_CYCLE - CALM_PART
             await asyncio.sleep(min(rng.uniform(2, 12), seconds - now))
             await self.clients.crowd(f"crowd-{now:.0f}", rng.choice((10, 60)), rng)
 
     @property
-    def _num_violations(self) -> int:
-        return sum(len(one.violations) for one in (self.clients, self.monkey, self.watch, self.spectator))
+    def _is_hopeless(self) -> bool:
+        found = sum(len(one.violations) for one in (self.clients, self.monkey, self.watch, self.spectator))
+        return found >= MOST_VIOLATIONS
 
     async def _check_quiet(self, num_files: int) -> None:
         """All gauges return to 0, and what was opened is closed."""
@@ -104,6 +105,8 @@ class Chaos:
         """Of what was asked in the chaos, a part once more."""
         rng, jobs = self.plan.rng("again"), self.clients.jobs
         for number, job in enumerate(rng.sample(jobs, min(20, len(jobs)))):
+            if self._is_hopeless:
+                return
             await self.clients.once(Attempt(f"chaos-again-{number}", job), rng)
 
     async def _end(self) -> None:

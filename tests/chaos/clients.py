@@ -49,8 +49,8 @@ class Clients:
     async def answer(self, job: Job) -> Answer:
         """Undisturbed. Raises `Violation` for an error."""
         attempt = Attempt(f"alone-{job.name}".replace(" ", "-"), job)
-        connection = await self._exchange(attempt, None, random.Random())
-        self._close(connection)
+        async with asyncio.timeout(MOST_SECONDS):
+            self._close(await self._exchange(attempt, None, random.Random()))
         if attempt.answer.status != 200:
             raise Violation(f"{job.body}: {attempt.answer.error}")
         return attempt.answer

@@ -16,8 +16,12 @@ SERVER_GROWTH = 1.0
 CORE_GROWTH = 1.0
 WARM_UP = 0.4
 """Share of a process's life that is not measured."""
-LONG_ENOUGH = 45.0
-"""Seconds of measurement below which a slope is noise."""
+SERVER_SECONDS, CORE_SECONDS = 180.0, 45.0
+"""Of measurement, below which a slope is noise: the server's tables fill up slowly."""
+COUNTERS = ("vllm:num_preemptions_total", "octavo:recomputed_tokens_total", "vllm:generation_tokens_total")
+EXPECTED = ("equal", "timeout", "left", "queue_full", "engine_dead", "engine_restarting", "vllm:num_preemptions_total")
+ENOUGH_SECONDS = 120.0
+"""For everything that is to be tested to happen."""
 REQUEST_LINE = re.compile(r"octavo\.requests: .* request_id=(chaos-\S+)")
 
 
@@ -50,8 +54,11 @@ class Report:
         )
         self.note(f"{spectator.num_frames} frames of the live view, {spectator.num_timelines} timelines")
         self.note("slowest " + ", ".join(f"{path} {seconds:.2f} s" for path, seconds in watch.slowest.items()))
-        for name in ("vllm:num_preemptions_total", "octavo:recomputed_tokens_total", "vllm:generation_tokens_total"):
-            self.note(f"{name} {total(watch.metrics, name):.0f}")
+        counts = {name: total(watch.metrics, name) for name in COUNTERS}
+        self.note(", ".join(f"{name} {count:.0f}" for name, count in counts.items()))
+        if self.seconds > ENOUGH_SECONDS:
+            happened = {**self.outcomes, **counts}
+            self.violations += [f"{name} 0: that was not tested" for name in EXPECTED if not happened.get(name)]
 
     def __str__(self) -> str:
         lines = [f"chaos: seed {self.seed}, {self.seconds:.0f} s", *self.notes]
@@ -61,13 +68,13 @@ class Report:
 
 def judge_memory(report: Report, watch: Watch) -> None:
     """Flat: the slope of the resident memory, of the server and of each core that lived for long."""
-    _judge(report, "the server", watch.server_memory, SERVER_GROWTH)
+    _judge(report, "the server", watch.server_memory, SERVER_GROWTH, SERVER_SECONDS)
     for pid, samples in watch.core_memory.items():
-        if (samples[-1][0] - samples[0][0]) * (1 - WARM_UP) > LONG_ENOUGH:
-            _judge(report, f"core {pid}", samples, CORE_GROWTH)
+        if (samples[-1][0] - samples[0][0]) * (1 - WARM_UP) > CORE_SECONDS:
+            _judge(report, f"core {pid}", samples, CORE_GROWTH, CORE_SECONDS)
 
 
-def _judge(report: Report, name: str, samples: list[Sample], limit: float) -> None:
+def _judge(report: Report, name: str, samples: list[Sample], limit: float, seconds: float) -> None:
     begin, end = samples[0][0], samples[-1][0]
     warm = [(at, value) for at, value in samples if at >= begin + WARM_UP * (end - begin)]
     growth = slope(warm) * 60 / MB
@@ -75,7 +82,7 @@ def _judge(report: Report, name: str, samples: list[Sample], limit: float) -> No
     report.note(
         f"memory of {name}: {first:.1f} to {last:.1f} MB, {growth:+.2f} MB/min in the last {end - warm[0][0]:.0f} s"
     )
-    if end - warm[0][0] >= LONG_ENOUGH and growth > limit:
+    if end - warm[0][0] >= seconds and growth > limit:
         report.violations.append(f"memory of {name} grows by {growth:.2f} MB/min")
 
 

@@ -184,7 +184,7 @@ def test_the_slope_of_a_line() -> None:
 def test_memory_that_grows_is_told(growth: float, is_flat: bool) -> None:
     """MB per minute, behind a warm-up with much more."""
     report, watch = Report(0), Watch.__new__(Watch)
-    samples = [(float(at), 50 * MB + min(at, 30) * MB + at / 60 * growth * MB) for at in range(120)]
+    samples = [(float(at), 50 * MB + min(at, 30) * MB + at / 60 * growth * MB) for at in range(320)]
     for watch.server_memory, watch.core_memory in (([(0.0, 1.0), (1.0, 1.0)], {7: samples}), (samples, {})):
         report.violations = []
         judge_memory(report, watch)

@@ -118,6 +118,18 @@ def test_a_client_that_never_reads_is_cut_off(server: LiveServer) -> None:
 
 
 @pytest.mark.timeout(60)
+def test_a_slow_reader_with_a_small_window_is_not_cut_off(server: LiveServer) -> None:
+    """Always less than the server would send at once, for several times --client-timeout."""
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        slow.sendall(request(**HUGE))
+        for _ in range(50):
+            time.sleep(0.1)
+            assert slow.recv(1600)
+
+
+@pytest.mark.timeout(60)
 def test_a_slow_reader_gets_everything(server: LiveServer) -> None:
     with socket.socket() as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
