@@ -1,6 +1,6 @@
-"""Every error leaves as OpenAI's error object, those of the framework included.
+"""Every error leaves as OpenAI's error object, or as the protocol's below whose paths it was asked for.
 
-Where a protocol's clients read more than that, its rows of the table of routes have an `ErrorBody` of their own.
+Those of the framework are among them.
 """
 
 import logging
@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from configs.errors import RequestError, ShuttingDown
+from configs.errors import InvalidRequest, RequestError, ShuttingDown
 from server.protocol.common import Error, ErrorResponse
 from server.security.request_ids import CURRENT
 
@@ -38,11 +38,11 @@ def error_body(error: Exception) -> bytes:
 
 def error_response(request: Request, error: Exception) -> Response:
     """The answer to a request of which nothing was sent yet."""
+    body_of: ErrorBody = request.scope.get(ERROR_BODY, error_body)
     if isinstance(error, HTTPException):  # unknown paths and methods
         reason = HTTPStatus(error.status_code).phrase
-        content = Error(f"{reason}: {request.method} {request.url.path}", "invalid_request_error")
-        return _json(msgspec.json.encode(ErrorResponse(content)), error.status_code, error.headers)
-    body_of: ErrorBody = request.scope.get(ERROR_BODY, error_body)
+        content = InvalidRequest(f"{reason}: {request.method} {request.url.path}")
+        return _json(body_of(content), error.status_code, error.headers)
     if not isinstance(error, RequestError):
         return _json(body_of(error), 500)
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}

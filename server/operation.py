@@ -11,7 +11,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from server.http_errors import ErrorBody, error_body
 from server.metrics.ledger import RECORD
 from server.metrics.records import server_timing
 from server.protocol.common import RequestBody
@@ -47,8 +46,6 @@ class Operation:
     """Of answers of the same types."""
     errors: tuple[int, ...] = ()
     """Statuses beside those that every body may get."""
-    error_body: ErrorBody = error_body
-    """Of errors, for a protocol whose clients read more than OpenAI's."""
     is_open: bool = False
     """Answered without a key."""
 

@@ -85,8 +85,8 @@ class BodyParser(Generic[Body]):
         return Parsed(body, ignored)
 
     async def _read(self, request: Request) -> bytes:
-        kind = request.headers.get("content-type")
-        if kind is not None and not any(part in kind for part in self.body_type.content_types):
+        kind = request.headers.get("content-type", "")
+        if kind and "json" not in kind.lower() and not self.body_type.any_content_type:
             raise InvalidRequest(f"content-type must be application/json; got {kind[:64]}")
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > self.max_bytes:

@@ -62,7 +62,6 @@ from server.routes.chat import ChatRoute
 from server.routes.completions import CompletionsRoute
 from server.routes.live import LiveRoute
 from server.routes.messages import CountTokensRoute, MessagesRoute
-from server.routes.messages import error_body as messages_error_body
 from server.routes.models import list_models, retrieve_model
 from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
 from server.routes.ollama_models import ShowRoute, api_version, list_running, list_tags
@@ -117,7 +116,6 @@ def _generating(config: ServerConfig) -> list[Operation]:
             body=MessagesRequest,
             answers=(Message,),
             events=(MessageEvent,),
-            error_body=messages_error_body,
         ),
         Operation(
             "POST",
@@ -234,7 +232,6 @@ def _text(config: ServerConfig) -> list[Operation]:
             "Count the tokens of a chat's prompt, in Anthropic's form",
             body=CountTokensRequest,
             answers=(TokenCount,),
-            error_body=messages_error_body,
         ),
     ]
 

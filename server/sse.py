@@ -23,6 +23,14 @@ def named_event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\n" + event(data)
 
 
+def without_odd_line_breaks(piece: bytes) -> bytes:
+    """The same JSON, with those line breaks escaped that only Unicode knows: many clients split streams there too."""
+    if not piece.isascii():
+        for character in "\u2028\u2029\x85":
+            piece = piece.replace(character.encode(), f"\\u{ord(character):04x}".encode())
+    return piece
+
+
 class EventWriter(Protocol):
     """Whole events for what comes; may be empty."""
 
@@ -89,7 +97,7 @@ class EventStream(Response):
             self.started = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self.num_sent += 1
-        await send({"type": "http.response.body", "body": piece, "more_body": more})
+        await send({"type": "http.response.body", "body": without_odd_line_breaks(piece), "more_body": more})
 
     async def _comment(self, send: Send) -> None:
         while True:

@@ -9,6 +9,7 @@ from configs.settings import ServerConfig
 from server.openapi.schemas import Schemas
 from server.operation import Operation
 from server.protocol.common import ErrorResponse
+from server.protocol.ollama import OllamaError
 from server.serving import Serving
 from server.version import version
 
@@ -56,7 +57,7 @@ def _keys(config: ServerConfig) -> dict[str, Any]:
 
 
 def _types(operations: list[Operation]) -> list[Any]:
-    types: dict[Any, None] = {ErrorResponse: None}
+    types: dict[Any, None] = {ErrorResponse: None, OllamaError: None}
     for operation in operations:
         requests = (one for one in (operation.body, operation.query) if one is not None)
         types |= dict.fromkeys([*requests, *operation.answers, *operation.events])
@@ -98,7 +99,8 @@ def _responses(operation: Operation, schemas: Schemas) -> dict[str, Any]:
     answer: dict[str, Any] = {"description": "The answer", "content": content}
     if operation.body is not None:
         answer["headers"] = _IGNORED
-    error = {JSON: {"schema": schemas.ref(ErrorResponse)}}
+    of_error = OllamaError if operation.paths.startswith("/api/") else ErrorResponse
+    error = {JSON: {"schema": schemas.ref(of_error)}}
     errors = {str(one): {"description": _REASONS[one], "content": error} for one in operation.error_statuses}
     return {"200": answer, **{str(one): answer for one in operation.other_statuses}, **errors}
 

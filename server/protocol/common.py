@@ -28,8 +28,8 @@ class RequestBody(msgspec.Struct, kw_only=True):
     """Known fields that cannot change an answer here: labels and hints."""
     one_of: ClassVar[tuple[str, ...]] = ()
     """Of these fields, exactly one is given."""
-    content_types: ClassVar[tuple[str, ...]] = ("json",)
-    """Parts of a content type, of which one is there; requests without one pass."""
+    any_content_type: ClassVar[bool] = False
+    """Whatever it is called, the body is JSON. Elsewhere it is called so, or not called anything."""
 
 
 class ModelRequest(RequestBody, kw_only=True):

@@ -15,8 +15,8 @@ from server.protocol.common import Int64, ModelRequest, Timeout
 
 
 class OllamaBody(ModelRequest, kw_only=True):
-    content_types: ClassVar[tuple[str, ...]] = ("json", "x-www-form-urlencoded")
-    """The other one is what curl says of its own accord, and all examples of Ollama's documentation leave it so."""
+    any_content_type: ClassVar[bool] = True
+    """Clients say what their HTTP library says of its own accord, as curl does in Ollama's examples."""
 
 
 class OllamaRequest(OllamaBody, kw_only=True):
@@ -125,6 +125,10 @@ UNSUPPORTED_OPTIONS: dict[str, tuple[Any, ...]] = {
     "vocab_only": (False,),
 }
 """With the values that ask for nothing and pass."""
+
+
+class OllamaError(msgspec.Struct, frozen=True):
+    error: str
 
 
 class OllamaFunction(msgspec.Struct, frozen=True):

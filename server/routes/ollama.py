@@ -35,6 +35,7 @@ from server.parsing import BodyParser, ignored_header
 from server.protocol.ollama import (
     Metrics,
     OllamaChatRequest,
+    OllamaError,
     OllamaFunction,
     OllamaGenerateRequest,
     OllamaMessage,
@@ -182,8 +183,7 @@ class LineWriter:
         return self._line(Answer(), {}, self._ending()) + b"\n"
 
     def error(self, error: Exception) -> bytes:
-        """Clients of streams take a text only."""
-        return msgspec.json.encode({"error": error_object(error).message}) + b"\n"
+        return error_body(error) + b"\n"
 
     def _piece(self, delta: AnswerDelta, *, is_last: bool) -> Answer:
         """Calls leave whole, when the next one begins or the answer ends."""
@@ -236,6 +236,13 @@ class Stopwatch:
             eval_count=num_output_tokens,
             eval_duration=self._last - self._first,
         )
+
+
+def error_body(error: Exception) -> bytes:
+    """Ollama's clients take a text only, of whole answers and streams alike; it names the field."""
+    told = error_object(error)
+    named = told.param is None or told.param in told.message
+    return msgspec.json.encode(OllamaError(told.message if named else f"{told.param}: {told.message}"))
 
 
 def head(serving: Serving) -> dict[str, Any]:

@@ -6,9 +6,13 @@ from starlette.types import Scope
 from configs.settings import ServerConfig
 from server.http_errors import ERROR_BODY
 from server.operation import ANSWER_HEADERS, Operation
+from server.routes import messages, ollama
 from server.security.keys import CHALLENGE, Unauthorized, read_keys
 from server.security.origins import Origins, RawHeaders
 from server.security.request_ids import CURRENT, HEADER, request_id
+
+ERROR_BODIES = {"/v1/messages": messages.error_body, "/api/": ollama.error_body}
+"""Of errors of all paths that begin so, for protocols whose clients read something else than OpenAI's."""
 
 
 class Guard:
@@ -20,7 +24,6 @@ class Guard:
         self._open = {path for path, operation in of_path.items() if operation.is_open}
         if config.metrics_without_key:
             self._open.add("/metrics")
-        self._error_bodies = {path: operation.error_body for path, operation in of_path.items()}
 
     def admit(self, scope: Scope) -> Response | None:
         """None lets the request pass; else the answer to it, a preflight. Raises `RequestError` to refuse it.
@@ -32,8 +35,9 @@ class Guard:
         CURRENT.set(name)
         added: RawHeaders = [(HEADER, name.encode()), *self._origins.answer_headers(headers)]
         scope[ANSWER_HEADERS] = added
-        if error_body := self._error_bodies.get(scope["path"]):
-            scope[ERROR_BODY] = error_body
+        for prefix, error_body in ERROR_BODIES.items():
+            if scope["path"].startswith(prefix):
+                scope[ERROR_BODY] = error_body
         preflight = self._origins.preflight(scope["method"], headers)
         if preflight is None and scope["path"] not in self._open:
             self._origins.refuse_foreign(headers)

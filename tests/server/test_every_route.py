@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from configs.settings import ServerConfig
+from server.app import create_app
 from server.protocol.common import ErrorResponse
 from server.route_table import operations
 from tests.server.fake_engine import FakeEngine
@@ -38,14 +39,17 @@ JSON = {"content-type": "application/json"}
 
 
 def check_error(response: httpx.Response, status: int) -> dict[str, Any]:
-    """OpenAI's error object, which other protocols' errors may add to."""
+    """OpenAI's error object, which other protocols' errors may add to; Ollama's clients read a text."""
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
     error = response.json()["error"]
-    if isinstance(error, str):  # Ollama's clients read a text
+    assert isinstance(error, str) is response.url.path.startswith("/api/"), error
+    if isinstance(error, str):
+        assert set(response.json()) == {"error"}
         error = {"message": error}
     else:
         assert set(error) >= {"message", "type"}, ErrorResponse
+    assert (response.json().get("type") == "error") is response.url.path.startswith("/v1/messages")
     assert error["message"]
     return dict(error)
 
@@ -75,10 +79,22 @@ async def test_half_a_surrogate_pair_is_no_text(client: httpx.AsyncClient, path:
 
 
 @EVERY
-async def test_other_content_types_are_refused(client: httpx.AsyncClient, path: str) -> None:
+async def test_other_content_types_are_refused_but_by_ollamas_routes(client: httpx.AsyncClient, path: str) -> None:
     body = json.dumps(BODIES[path])
-    error = check_error(await client.post(path, content=body, headers={"content-type": "text/plain"}), 400)
-    assert "application/json" in error["message"]
+    for kind in ("text/plain", "application/octet-stream", "application/x-www-form-urlencoded"):
+        response = await client.post(path, content=body, headers={"content-type": kind})
+        if path.startswith("/api/"):  # Ollama looks at none, and its clients say anything
+            assert response.status_code == 200, response.text
+        else:
+            assert "application/json" in check_error(response, 400)["message"]
+
+
+@EVERY
+@pytest.mark.parametrize("kind", [None, "", "Application/JSON", "application/vnd.api+JSON; charset=UTF-8"])
+async def test_json_by_any_spelling_is_json(client: httpx.AsyncClient, path: str, kind: str | None) -> None:
+    headers = {} if kind is None else {"content-type": kind}
+    response = await client.post(path, content=json.dumps(BODIES[path]), headers=headers)
+    assert response.status_code == 200, response.text
 
 
 @EVERY
@@ -94,6 +110,22 @@ async def test_only_the_served_model_answers(client: httpx.AsyncClient, path: st
     error = check_error(await client.post(path, json={**BODIES[path], "model": "no-such"}), 404)
     assert "fake" in error["message"]
     assert error.get("code") in ("model_not_found", None)
+
+
+@pytest.mark.parametrize("path", ["/v1/", "/v1/no", "/api/no", "/api/chat/", "/api/blobs/x", "/v1/messages/no"])
+async def test_unknown_paths_have_the_error_of_their_protocol(client: httpx.AsyncClient, path: str) -> None:
+    for method in ("GET", "POST", "HEAD"):
+        response = await client.request(method, path, json={})
+        assert response.status_code == 404
+        if method != "HEAD":
+            check_error(response, 404)
+
+
+@pytest.mark.parametrize("path", [*BODIES, "/api/tags", "/api/no", "/v1/messages/no"])
+async def test_wrong_keys_have_the_error_of_the_paths_protocol(engine: FakeEngine, path: str) -> None:
+    transport = httpx.ASGITransport(create_app(engine, ServerConfig(api_key=("k",)), "fake"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        check_error(await client.post(path, json={}, headers={"authorization": "Bearer x"}), 401)
 
 
 @EVERY

@@ -57,10 +57,11 @@ async def stream(client: httpx.AsyncClient, route: str = "chat", **fields: Any) 
     return [json.loads(line) for line in response.text.splitlines()]
 
 
-async def refused(client: httpx.AsyncClient, route: str = "chat", **fields: Any) -> dict[str, Any]:
+async def refused(client: httpx.AsyncClient, route: str = "chat", **fields: Any) -> str:
     response = await POST[route](client, **fields)
     assert response.status_code == 400, response.text
-    return dict(response.json()["error"])
+    assert set(response.json()) == {"error"}
+    return str(response.json()["error"])
 
 
 def folded(lines: list[dict[str, Any]]) -> dict[str, Any]:
@@ -129,8 +130,8 @@ async def test_context_goes_before_the_prompt(client: httpx.AsyncClient, engine:
     assert engine.requests[1][1] == [*b"a", *b"<a>", EOS, *b"b"]
     assert second["prompt_eval_count"] == 6
     assert second["context"][:6] == engine.requests[1][1]
-    assert (await refused(client, "generate", context=[-1]))["param"] == "context"
-    assert (await refused(client, "generate", context=[1 << 40]))["param"] == "context"
+    assert "context" in await refused(client, "generate", context=[-1])
+    assert "context" in await refused(client, "generate", context=[1 << 40])
 
 
 async def test_raw_prompts_have_no_template(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -139,13 +140,13 @@ async def test_raw_prompts_have_no_template(client: httpx.AsyncClient, engine: F
     assert engine.messages == []
     assert "context" not in whole
     for name, value in (("system", "x"), ("context", [1]), ("think", True)):
-        assert (await refused(client, "generate", raw=True, **{name: value}))["param"] == name
+        assert name in await refused(client, "generate", raw=True, **{name: value})
 
 
 async def test_a_suffix_asks_for_the_middle(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await answer(client, "generate", suffix="there", prompt="hi ")
     assert engine.requests[0][1] == [0xF8, *b"hi ", 0xF9, *b"there", 0xFA]
-    assert (await refused(client, "generate", suffix="x", system="y"))["param"] == "system"
+    assert "system" in await refused(client, "generate", suffix="x", system="y")
 
 
 @pytest.mark.parametrize(
@@ -268,9 +269,9 @@ async def test_answers_end_where_the_context_does(
 
 async def test_a_prompt_is_never_cut(client: httpx.AsyncClient) -> None:
     long = "x" * 1001
-    assert (await refused(client, messages=[{"role": "user", "content": long}]))["code"] == "context_length_exceeded"
-    assert (await refused(client, "generate", prompt=long))["code"] == "context_length_exceeded"
-    assert (await refused(client, truncate=True))["param"] == "truncate"
+    assert "1000" in await refused(client, messages=[{"role": "user", "content": long}])
+    assert "1000" in await refused(client, "generate", prompt=long)
+    assert "truncate" in await refused(client, truncate=True)
 
 
 HINTS = {
@@ -305,7 +306,7 @@ async def test_strict_fields_refuse_unknown_options(engine: FakeEngine) -> None:
     transport = httpx.ASGITransport(create_app(engine, ServerConfig(strict_fields=True), "fake"))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         error = await refused(client, options={"unheard_of": 1})
-    assert (error["param"], "unheard_of" in error["message"]) == ("options", True)
+    assert "unheard_of" in error
 
 
 @pytest.mark.parametrize(
@@ -330,16 +331,15 @@ async def test_strict_fields_refuse_unknown_options(engine: FakeEngine) -> None:
 )
 async def test_bad_options_are_named(client: httpx.AsyncClient, options: dict[str, Any]) -> None:
     error = await refused(client, options=options)
-    assert error["param"] == "options"
     name = {"repeat_penalty": "repe", "temperature": "temperature", "seed": "seed"}.get(
         next(iter(options)), next(iter(options))
     )
-    assert name in error["message"]
+    assert name in error
 
 
 async def test_penalties_of_the_checkpoint_count_too(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.default_sampling = {"repetition_penalty": 1.1}
-    assert (await refused(client, options={"repeat_last_n": 64}))["param"] == "options"
+    assert "options" in await refused(client, options={"repeat_last_n": 64})
     await answer(client, options={"repeat_last_n": 64, "repeat_penalty": 1.0})
 
 
@@ -362,7 +362,7 @@ async def test_penalties_of_the_checkpoint_count_too(client: httpx.AsyncClient, 
     ],
 )
 async def test_bad_fields_are_named(client: httpx.AsyncClient, route: str, fields: dict[str, Any], param: str) -> None:
-    assert (await refused(client, route, **fields))["param"] == param
+    assert param in await refused(client, route, **fields)
 
 
 @pytest.mark.parametrize("route", ["chat", "generate"])
@@ -375,7 +375,7 @@ async def test_format_constrains_the_answer(
     assert structured is not None
     assert structured.kind == kind
     engine.fail_after = (0, InvalidRequest("no such keyword", param="structured"))
-    assert (await refused(client, route, format=form))["param"] == "format"
+    assert "format" in await refused(client, route, format=form)
 
 
 async def test_an_empty_format_constrains_nothing(client: httpx.AsyncClient, engine: FakeEngine) -> None:
@@ -397,7 +397,7 @@ async def test_names_of_the_model(client: httpx.AsyncClient) -> None:
     assert (await answer(client, model="fake:latest"))["model"] == "fake"
     response = await chat(client, model="other")
     assert response.status_code == 404
-    assert response.json()["error"]["param"] == "model"
+    assert "model" in response.json()["error"]
 
 
 @pytest.mark.parametrize("route", ["chat", "generate"])
@@ -468,14 +468,6 @@ async def test_show_of_a_plain_model(client: httpx.AsyncClient, engine: FakeEngi
     engine.encode_infill = no_infill  # type: ignore[method-assign]
     shown = (await client.post("/api/show", json={"model": "fake"})).json()
     assert (shown["template"], shown["capabilities"]) == ("", ["completion"])
-
-
-async def test_bodies_as_curl_sends_them(client: httpx.AsyncClient) -> None:
-    headers = {"content-type": "application/x-www-form-urlencoded"}
-    for path, body in (("/api/generate", b'{"prompt": "hi"}'), ("/api/show", b'{"model": "fake"}')):
-        assert (await client.post(path, content=body, headers=headers)).status_code == 200
-    refused = await client.post("/v1/completions", content=b'{"prompt": "hi"}', headers=headers)
-    assert refused.status_code == 400
 
 
 async def test_version(client: httpx.AsyncClient) -> None:

@@ -1,8 +1,11 @@
 """Streams beyond their events: comments that keep connections alive, usage that the server forces."""
 
+import json
 import sys
+from typing import Any
 
 import httpx
+import pytest
 
 from configs.errors import RequestFailed
 from configs.settings import ServerConfig
@@ -36,6 +39,31 @@ async def test_an_error_behind_a_comment_is_an_event() -> None:
     engine.delay, engine.fail_after = 0.1, (0, RequestFailed("not a number"))
     text = await text_of(engine, ServerConfig(sse_keep_alive_interval=0.03))
     assert "not a number" in text.split("\n\n")[-2]
+
+
+ODD = "a\u2028b\u2029c\x85d\u2019\x0b\x0c\x1c\x1d\x1ee\\\u2028"
+STREAMS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "x"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 100},
+    "/v1/responses": {"input": "x"},
+    "/api/chat": {"messages": [{"role": "user", "content": "x"}]},
+    "/api/generate": {"prompt": "x"},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_lines_of_a_stream_are_lines_for_everybody(path: str) -> None:
+    """Clients that split as str.splitlines does, httpx.iter_lines among them, find whole JSON."""
+    engine = FakeEngine(lambda prompt, params: ODD)
+    transport = httpx.ASGITransport(create_app(engine, ServerConfig(), "fake"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.post(path, json={**STREAMS[path], "stream": True})
+        lines = [line.removeprefix("data: ") async for line in response.aiter_lines()]
+    objects = [json.loads(line) for line in lines if line and not line.startswith("event: ") and line != "[DONE]"]
+    assert len(objects) > len(ODD)
+    for character in ODD:
+        assert json.dumps(character)[1:-1] in json.dumps(objects)
 
 
 async def test_usage_can_be_forced() -> None:
