@@ -3,8 +3,7 @@
     position  0                    num_computed_tokens
               |<- window left it ->|<- KV written ->|<- this step ->|<- later ->|
     table     | 0  0  0  0  0      | 7  3  9  12    | 4  8          |
-              |   given back       | registered     | allocated     | not yet allocated
-                                   | when full      |
+              |   given back       |       registered when full     | not yet allocated
 
 Without a sliding window nothing is given back before the end.
 """
@@ -83,24 +82,25 @@ class KVCacheManager:
     def allocate(self, request: Request, num_tokens: int) -> list[int] | None:
         """Make room for the next `num_tokens` tokens; None, and nothing allocated, when blocks run short.
 
-        Returns the new blocks, in order. Blocks that the window has left are given back first.
+        Returns the new blocks, in order. Blocks that the window has left are given back first. Blocks that these tokens
+        fill can be found from now on: every backend writes a layer's KV before it attends, so requests that are
+        admitted to the same step may read them.
         """
         if self.sliding_window is not None:
             self._release_invisible(request)
         num_blocks = -(-(request.num_computed_tokens + num_tokens) // self.block_size)
-        num_new = num_blocks - len(request.block_ids)
-        if num_new <= 0:
-            return []
+        num_new = max(0, num_blocks - len(request.block_ids))
         if num_new > self.pool.num_free:
             return None
         new_block_ids = self.pool.allocate(num_new)
         request.block_ids += new_block_ids
+        self.register_full_blocks(request, request.num_computed_tokens + num_tokens)
         return new_block_ids
 
     def register_full_blocks(self, request: Request, num_computed_tokens: int) -> None:
-        """Let others find the blocks that are full by now: the KV of so many tokens has been computed."""
-        num_full = num_computed_tokens // self.block_size
-        if num_full == request.num_registered_blocks or not self.enable_prefix_caching:
+        """Let others find the blocks that are full once so many tokens are computed, as far as their ids are known."""
+        num_full = min(num_computed_tokens, request.num_tokens) // self.block_size
+        if num_full <= request.num_registered_blocks or not self.enable_prefix_caching:
             return
         hashes = self._block_hashes(request, num_full)
         for index in range(max(request.num_registered_blocks, request.num_released_blocks), num_full):

@@ -12,9 +12,10 @@ served in the same step. The first running request always moves on, hence every 
 
 One step, and what must be undone when its request does not survive it:
 
-    schedule            blocks allocated, tokens counted as computed, status -> _preempt or _finish give the blocks back
+    schedule            blocks allocated and, when full, registered; tokens counted as computed, status
+                        -> _preempt or _finish give the blocks back, _fail takes them out of the cache too
     (engine computes)
-    update_from_output  full blocks registered, token appended, stop rules
+    update_from_output  blocks that became known registered, token appended, stop rules
 
 Requests may be added and aborted at any point between these calls. Steps may also be scheduled before the one under
 way is booked: its tokens then count as pending, and what an ended or preempted request still has under way is passed

@@ -140,6 +140,7 @@ class AttentionBackend(Protocol):
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v [num_tokens, num_kv_heads, head_dim], then attend with q [num_tokens, num_heads, head_dim].
 
+        All is stored before anything is read: a request may share blocks that another one fills in the same step.
         Returns the shape of q.
         """
         ...

@@ -16,6 +16,7 @@ from torch import Tensor
 import engine.attention as attention
 from configs.errors import SettingsError
 from engine.attention import BACKENDS, fa3, flex, select_backend, xformers_paged
+from engine.attention.cpu import CPUAttention
 from engine.attention.metadata import AttentionMetadata, AttentionSpec
 from engine.attention.self_check import self_check
 from engine.attention.torch_reference import TorchReferenceAttention
@@ -121,6 +122,17 @@ def test_mixed_steps_equal_dense_attention(backend: type, changes: dict) -> None
 def test_sequences_may_share_blocks(backend: type) -> None:
     spec = make_spec(dtype=torch.float16, windows=(None, 20))
     assert run_steps(backend(spec), spec, [[40, 3, 0], [1, 1, 2], [1, 1, 1]], shared=32, unwritten=100.0) < 5e-3
+
+
+@pytest.mark.parametrize("new", [1, 5])
+@pytest.mark.parametrize(("backend", "changes"), [*CASES, (CPUAttention, {}), (CPUAttention, {"windows": (7,)})])
+@pytest.mark.usefixtures("without_gpu")
+def test_a_sequence_reads_what_another_writes_in_the_same_step(backend: type, changes: dict, new: int) -> None:
+    spec = make_spec(**changes)
+    unwritten = 100.0 if backend is flex.FlexAttention else torch.nan
+    steps = [[spec.block_size + 5, 3, new], [1, 1, 1]]
+    difference = run_steps(backend(spec), spec, steps, shared=spec.block_size, unwritten=unwritten)
+    assert difference < (5e-3 if spec.dtype == torch.float16 else 1e-5)
 
 
 @pytest.mark.parametrize("num_seqs", [4, 3])

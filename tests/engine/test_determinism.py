@@ -186,3 +186,26 @@ def _count_preemptions(core):
     preempt = core.scheduler._preempt
     core.scheduler._preempt = lambda request: (seen.append(request.request_id), preempt(request))
     return seen
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch_reference"])
+def test_prompts_that_share_a_prefix_in_one_step_get_what_they_get_alone(folder, backend):
+    prefix = PROMPTS[0] * 12
+    prompts = [prefix[:500], *(prefix[:500] + PROMPTS[index % 3][:index] for index in range(15))]
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=5)
+    alone = []
+    for prompt in prompts:
+        core = make_core(folder, attention_backend=backend, enable_prefix_caching=False, max_num_batched_tokens=1024)
+        add(core, "one", prompt, params)
+        alone.append(finish(core)["one"])
+    core = make_core(folder, attention_backend=backend, max_num_batched_tokens=8192)
+    before = core.stats().counters.num_step_tokens
+    for index, prompt in enumerate(prompts):
+        add(core, str(index), prompt, params)
+    outputs = core.step()
+    assert core.stats().counters.num_step_tokens - before == sum(map(len, prompts)) - 15 * 496
+    together = finish(core, outputs)
+    for index, expected in enumerate(alone):
+        output = together[str(index)]
+        assert output.new_token_ids == expected.new_token_ids
+        assert backend != "cpu" or output.logprobs == expected.logprobs

@@ -174,10 +174,8 @@ class Simulation:
                 assert (request.output_token_ids, reason) == (expected, expected_reason), request
 
     def execute(self, output: SchedulerOutput) -> dict[str, int]:
-        """Read what the step takes as computed, write the step's KV, then read all that its tokens attend to."""
+        """Write the KV of all the step's tokens, then read all that these attend to, as backends do layer by layer."""
         self._update_rows(output)
-        for scheduled in output.scheduled:
-            self._read(scheduled, scheduled.num_computed_tokens)
         for scheduled in output.scheduled:
             row, start = self.rows[scheduled.request_id], scheduled.num_computed_tokens
             for position in range(start, start + scheduled.num_scheduled_tokens):

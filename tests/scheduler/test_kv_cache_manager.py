@@ -54,18 +54,30 @@ def test_nothing_is_allocated_when_blocks_run_short() -> None:
     assert (one.block_ids, kv.pool.num_free) == ([1], 1)
 
 
-def test_only_full_computed_blocks_are_found_and_never_the_last_token() -> None:
+def test_full_blocks_are_found_once_they_are_scheduled_and_never_the_last_token() -> None:
     kv = manager()
     one = request(list(range(10)))
-    kv.allocate(one, 10)
-    assert kv.find_cached_prefix(request(list(range(10)))) == []
-    one.num_computed_tokens = 10
-    kv.register_full_blocks(one, one.num_computed_tokens)
+    kv.allocate(one, 7)
+    assert kv.find_cached_prefix(request(list(range(10)))) == [1]
+    one.num_computed_tokens = 7
+    kv.allocate(one, 3)
     assert kv.find_cached_prefix(request(list(range(4)))) == []
     assert kv.find_cached_prefix(request(list(range(5)))) == [1]
     assert kv.find_cached_prefix(request(list(range(12)))) == [1, 2]
     assert kv.find_cached_prefix(request([0, 1, 2, 9, 4, 5, 6, 7, 8])) == []
     assert kv.find_cached_prefix(request([0, 1, 2, 3, 9, 5, 6, 7, 8])) == [1]
+
+
+def test_a_block_of_tokens_that_are_not_known_yet_is_not_found() -> None:
+    kv = manager()
+    one = filled(kv, list(range(7)))
+    one.num_pending_tokens = 1
+    compute(kv, one, 1)
+    assert kv.find_cached_prefix(request(list(range(10)))) == [1]
+    one.token_ids.append(7)
+    one.num_pending_tokens = 0
+    kv.register_full_blocks(one, 8)
+    assert kv.find_cached_prefix(request(list(range(10)))) == [1, 2]
 
 
 def test_extra_keys_separate_equal_prompts() -> None:

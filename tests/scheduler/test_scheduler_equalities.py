@@ -1,6 +1,7 @@
 """A request's tokens do not depend on batch mates, chunking, caching, preemption or cancellations of others."""
 
 import random
+from typing import Any
 
 import pytest
 from simulated_engine import EOS, Simulation
@@ -258,3 +259,44 @@ def test_an_aborted_id_can_be_used_again_at_once() -> None:
     assert [new.request_id for new in output.new_requests] == ["a"]
     simulation.drain()
     simulation.check_outputs()
+
+
+@pytest.mark.parametrize("most_in_flight", [0, 1])
+@pytest.mark.parametrize(
+    ("length", "config", "expected"),
+    [
+        (500, {"max_num_batched_tokens": 8192}, 500 + 15 * 4),
+        (512, {"max_num_batched_tokens": 8192}, 512 + 15 * 16),
+        (500, {"max_num_batched_tokens": 512}, 500 + 15 * 4),
+        (500, {"max_num_batched_tokens": 300}, 500 + 15 * 4),
+        (500, {"max_num_batched_tokens": 8192, "sliding_window": 40}, 500 + 15 * 4),
+        (500, {"max_num_batched_tokens": 8192, "enable_prefix_caching": False}, 16 * 500),
+    ],
+)
+def test_equal_prompts_that_come_at_once_are_computed_once(
+    length: int, config: dict[str, Any], expected: int, most_in_flight: int
+) -> None:
+    simulation = Simulation(num_blocks=700, most_in_flight=most_in_flight, **config)
+    for index in range(16):
+        simulation.add(str(index), prompt_of(length), max_tokens=1)
+    simulation.drain()
+    simulation.check_outputs()
+    assert simulation.num_computed_tokens == expected
+
+
+def test_who_computes_a_shared_prefix_may_leave_while_it_is_under_way() -> None:
+    """Aborted, failed, or ended by its deadline: who reads its blocks is served, and nobody after that is misled."""
+    for leave in ("abort", "fail", "timeout"):
+        simulation = Simulation(num_blocks=40, block_size=4, most_in_flight=2)
+        deadline = 1.0 if leave == "timeout" else None
+        simulation.add("first", prompt_of(40), max_tokens=30, ignore_eos=True, deadline=deadline)
+        second = simulation.add("second", prompt_of(40), max_tokens=30, ignore_eos=True)
+        simulation.step(failed={"first": "broken"} if leave == "fail" else None)
+        assert second.num_cached_tokens == 36
+        if leave == "abort":
+            simulation.abort("first")
+        for index in range(5):
+            simulation.add(str(index), prompt_of(40 + index), max_tokens=9)
+            simulation.step()
+        simulation.drain()
+        simulation.check_outputs()

@@ -120,12 +120,12 @@ def test_what_a_preemption_frees_is_not_taken_by_a_newcomer() -> None:
 
 def test_cached_tokens_are_those_of_the_prompt_at_its_first_admission() -> None:
     simulation = Simulation(num_blocks=9, block_size=4)
-    first = simulation.add("a", range(1, 10), max_tokens=16, ignore_eos=True)
-    second = simulation.add("b", range(1, 10), max_tokens=16, ignore_eos=True)
+    first = simulation.add("a", range(1, 10), max_tokens=20, ignore_eos=True)
+    second = simulation.add("b", range(11, 20), max_tokens=20, ignore_eos=True)
     simulation.drain()
     assert second.timeline.num_preemptions > 0
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 0)
-    third = simulation.add("c", range(1, 10), max_tokens=1)
+    third = simulation.add("c", range(11, 20), max_tokens=1)
     simulation.drain()
     assert third.num_cached_tokens == 8
 
