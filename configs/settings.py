@@ -125,7 +125,11 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
     port: Annotated[int, Meta(ge=0, le=65535, description="Port to listen on; 0 takes a free one.")] = 8000
     uds: Annotated[str | None, Meta(description="Unix socket to listen on, instead of host and port.")] = None
     served_model_name: Annotated[
-        str | None, Meta(description="Name that clients use (default: the model's folder or file name).")
+        tuple[str, ...] | None,
+        Meta(
+            description="Names that clients may use, the first of which is in answers; several may follow the flag"
+            " (default: the model's folder or file name)."
+        ),
     ] = None
     page: Annotated[bool, Meta(description="Answer browsers at / with a page to chat and to watch the engine.")] = True
     max_body_bytes: Annotated[

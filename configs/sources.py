@@ -1,6 +1,7 @@
 """Where settings come from: defaults < TOML file < environment < command line. The later source wins."""
 
 import difflib
+import re
 import tomllib
 import types
 import typing
@@ -16,6 +17,22 @@ from configs.settings import SECRETS, SchedulerConfig, ServerConfig
 ENV_PREFIX = "OCTAVO_"
 PRESETS = Path(__file__).parent / "presets"
 KNOWN_KEYS = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
+
+OTHER_WORDS: Mapping[str, Mapping[str, str]] = {
+    "dtype": {
+        **dict.fromkeys(("float", "fp32", "f32"), "float32"),
+        **dict.fromkeys(("half", "fp16", "f16"), "float16"),
+        "bf16": "bfloat16",
+    },
+    "generation_config": {"vllm": "none"},
+    "kv_cache_dtype": {"fp8": "fp8_e4m3"},
+    "max_model_len": {"0": "auto", "-1": "auto"},
+    "num_threads": {"0": "auto", "-1": "auto"},
+    "reasoning_parser": dict.fromkeys(("deepseek", "deepseek_r1", "qwen3"), "think"),
+}
+"""What other servers call the values of a setting. Where a setting may be left out, `auto` leaves it out."""
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 Config = TypeVar("Config", bound=SchedulerConfig)
 
@@ -91,11 +108,19 @@ def _flag(name: str) -> str:
 
 
 def _convert(name: str, value: object, where: str, *, strict: bool = False) -> object:
-    """Check one value against its field; `strict` takes no strings for numbers and lists."""
+    """Check one value against its field; `strict` takes no strings for numbers, but for counts such as 4k."""
     got = "" if name in SECRETS else f"; got {value!r}"
-    if get_origin(plain_type(KNOWN_KEYS[name])) is tuple and not strict:
+    kind = plain_type(KNOWN_KEYS[name])
+    if get_origin(kind) is tuple:
         texts = value if isinstance(value, list) else [value]
-        value = [item for text in texts for item in _items(str(text), where, got)]
+        value = texts if strict else [item for text in texts for item in _items(str(text), where, got)]
+    elif isinstance(value, str):
+        value = OTHER_WORDS.get(name, {}).get(value, value)
+        if kind in (int, float) and value == "auto" and getattr(ServerConfig(), name) is None:
+            value = None
+        elif kind is int and (count := _COUNT.fullmatch(value)):
+            size = round(float(count[1]) * _UNITS[count[2]], 3)
+            value = int(size) if size.is_integer() else value
     try:
         return msgspec.convert(value, KNOWN_KEYS[name], strict=strict)
     except msgspec.ValidationError as error:

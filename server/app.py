@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from configs.settings import ServerConfig
 from server.http_errors import error_response
-from server.operation import ANSWER_HEADERS, Operation, routes_of
+from server.operation import ANSWER_HEADERS, Operation, Paths, routes_of
 from server.route_table import operations
 from server.security.guard import Guard
 from server.serving import EngineFace, Serving
@@ -20,10 +20,12 @@ class Application:
         """Raises `SettingsError` for keys that cannot be read."""
         self.state = State({"serving": serving, "operations": operations})
         self.guard = Guard(serving.config, operations)
+        self.paths = Paths(operations)
         self.router = Router(routes_of(operations), redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
+        scope["path"] = self.paths.canonical(scope["path"])
         ledger = self.state.serving.telemetry.ledger
         with ledger.following(scope) as record:
             try:

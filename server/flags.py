@@ -2,6 +2,8 @@
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
@@ -9,7 +11,28 @@ from msgspec import Meta
 
 from configs.errors import UsageError
 from configs.settings import SchedulerConfig
-from configs.sources import did_you_mean, plain_type, preset_names
+from configs.sources import OTHER_WORDS, did_you_mean, plain_type, preset_names
+
+
+class Once(argparse.Action):
+    """Stores a value. Another one for the same setting is refused: it is not for the order to decide which counts."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        earlier = getattr(namespace, self.dest, values)
+        if earlier != values:
+            name = option_string or self.dest.upper()
+            parser.error(f"{name} {values} contradicts {earlier}, which the command line also says")
+        setattr(namespace, self.dest, values)
+
+
+class Switch(argparse.BooleanOptionalAction):
+    """As `Once`, for --page and --no-page."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        earlier = getattr(namespace, self.dest, None)
+        super().__call__(parser, namespace, values, option_string)
+        if earlier not in (None, getattr(namespace, self.dest)):
+            parser.error(f"{option_string} contradicts what the command line says before it")
 
 
 class Parser(argparse.ArgumentParser):
@@ -24,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     text = "a Hugging Face folder, a GGUF file, or smollm2 for the bundled checkpoint (the default)"
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=text, default=argparse.SUPPRESS)
+    parser.add_argument("model", nargs="?", metavar="MODEL", help=text, default=argparse.SUPPRESS, action=Once)
 
 
 def add_setting_flags(parser: argparse.ArgumentParser, cls: type[SchedulerConfig]) -> None:
@@ -38,23 +61,33 @@ def add_setting_flags(parser: argparse.ArgumentParser, cls: type[SchedulerConfig
         if field.name == "model":
             continue
         flag = "--" + field.name.replace("_", "-")
-        options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": _help(field)}
+        options: dict[str, Any] = {"action": Once, "default": argparse.SUPPRESS, "help": _help(field)}
         kind = plain_type(field.type)
         if kind is bool:
-            options["action"] = argparse.BooleanOptionalAction
+            options["action"] = Switch
+        elif field.name == "served_model_name":
+            options |= {"action": "extend", "nargs": "+", "metavar": "NAME"}
         elif get_origin(kind) is tuple:
             options |= {"action": "append", "metavar": "TEXT"}
         elif get_origin(kind) is Literal:
-            options["choices"] = get_args(kind)
+            other_words = OTHER_WORDS.get(field.name, {})
+            options |= {"choices": get_args(kind), "type": partial(_in_our_words, other_words)}
         else:
             options["metavar"] = {int: "N", float: "X"}.get(kind, "TEXT")
         parser.add_argument(flag, **options)
 
 
 def given_settings(arguments: argparse.Namespace, cls: type[SchedulerConfig]) -> Mapping[str, object]:
-    """The settings that the command line holds."""
-    names = {field.name for field in msgspec.structs.fields(cls)}
-    return {name: value for name, value in vars(arguments).items() if name in names}
+    """The settings that the command line holds.
+
+    A model that stands behind the names of --served-model-name is the model, not one more name.
+    """
+    fields = {field.name for field in msgspec.structs.fields(cls)}
+    given = {name: value for name, value in vars(arguments).items() if name in fields}
+    served = given.get("served_model_name", [])
+    if "model" not in given and len(served) > 1 and Path(served[-1]).exists():
+        given |= {"served_model_name": served[:-1], "model": served[-1]}
+    return given
 
 
 def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
@@ -63,6 +96,10 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
         flags = [flag for action in parser._actions for flag in action.option_strings]
         name = unknown[0].split("=")[0]  # the value may be a secret
         raise UsageError(f"unknown argument {name}{did_you_mean(name, flags)}")
+
+
+def _in_our_words(other_words: Mapping[str, str], value: str) -> str:
+    return other_words.get(value, value)
 
 
 def _help(field: msgspec.structs.FieldInfo) -> str:

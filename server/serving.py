@@ -6,6 +6,7 @@ import hashlib
 import math
 import time
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from starlette.requests import Request
@@ -124,13 +125,16 @@ class EngineFace(Protocol):
 
 
 class Serving:
-    """One engine under one name. Lives in `app.state.serving`."""
+    """One engine, under the names of its model. Lives in `app.state.serving`."""
 
     def __init__(self, engine: EngineFace, config: ServerConfig, model_name: str) -> None:
         self.engine = engine
         self.config = config
         info = engine.info
-        self.model = Model(id=model_name, created=int(time.time()), max_model_len=info.max_model_len)
+        names = dict.fromkeys([model_name, *filter(None, config.served_model_name or ())])
+        self.models = {name: _model(name, int(time.time()), info.max_model_len) for name in names}
+        """The one that is served, by each of its names."""
+        self.model = self.models[model_name]
         parts = (version(), model_name, info.architecture, info.dtype, info.device, info.attention_backend)
         self.system_fingerprint = "fp_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
         """Equal fingerprints, seeds and parameters give equal answers."""
@@ -174,10 +178,18 @@ class Serving:
         bounds = [seconds for seconds in (timeout, self.config.request_timeout) if seconds]
         return time.monotonic() + min(bounds) if bounds else None
 
-    def check_model(self, name: str | None) -> None:
-        """None, a request that names no model, is answered by the served one."""
-        if name is not None and name != self.model.id:
-            raise ModelNotFound(f"the model {shown(name)} does not exist; this server serves {self.model.id!r}")
+    def check_model(self, name: str | None) -> Model:
+        """By one of its names, with or without Ollama's tag `latest`; a request that names none gets the served one.
+
+        Raises `ModelNotFound`.
+        """
+        if not name:
+            return self.model
+        found = self.models.get(name) or self.models.get(name.removesuffix(":latest"))
+        if found is None:
+            served = " and ".join(map(repr, self.models))
+            raise ModelNotFound(f"the model {shown(name)} does not exist; this server serves {served}")
+        return found
 
     def check_number_of_choices(self, num_prompts: int, n: int) -> None:
         """Raises `InvalidRequest` before anything is made per choice."""
@@ -185,6 +197,11 @@ class Serving:
         if num_prompts * n > limit:
             message = f"a request may have {limit} choices; got {num_prompts} prompts with n = {n}"
             raise InvalidRequest(message, param="n" if n > 1 else "prompt")
+
+
+def _model(name: str, created: int, max_model_len: int) -> Model:
+    moment = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
+    return Model(id=name, display_name=name, created=created, created_at=moment, max_model_len=max_model_len)
 
 
 def serving_of(request: Request) -> Serving:

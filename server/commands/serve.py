@@ -49,9 +49,9 @@ def run(config: ServerConfig, arguments: argparse.Namespace) -> int:
 
 
 def model_name(config: ServerConfig) -> str:
-    """The name that clients use: given, or the bundled name, or the stem of the folder or file."""
-    if config.served_model_name:
-        return config.served_model_name
+    """The name that answers hold: the first that is given, or the bundled name, or the stem of the folder or file."""
+    for name in filter(None, config.served_model_name or ()):
+        return name
     if config.model in BUNDLED:
         return config.model
     path = Path(config.model).resolve()

@@ -12,7 +12,6 @@ from server.protocol.chat import ChatRequest
 from server.protocol.common import GenerationRequest, RequestBody, SamplingFields
 from server.protocol.completions import CompletionRequest
 from server.protocol.messages import CountTokensRequest, MessagesRequest
-from server.protocol.ollama import OllamaRequest
 from server.protocol.pooling import MAX_INPUTS, EmbeddingRequest, PoolingFields, RerankRequest, ScoringFields
 from server.protocol.token_generation import TokenGenerationRequest, TokenSampling
 from server.protocol.tokenization import ChatPromptFields, DetokenizeRequest
@@ -69,10 +68,11 @@ def details(body: type[RequestBody], serving: Serving) -> dict[str, Change]:
 def _others(serving: Serving) -> dict[type, dict[str, Change]]:
     config, vocabulary = serving.config, {"minimum": 0, "maximum": serving.engine.info.vocab_size - 1}
     tokens = _number(vocabulary)
+    names = [*serving.models, *(f"{name}:latest" for name in serving.models), ""]
     stop_string = {"type": "string", "minLength": 1, "maxLength": config.max_stop_chars}
     stop = [stop_string, {"type": "array", "items": stop_string, "maxItems": config.max_stop_strings}]
     return {
-        RequestBody: {"model": _replaced({"const": serving.model.id})},
+        RequestBody: {"model": _replaced({"enum": names})},
         SamplingFields: {
             "stop": _replaced(*stop),
             "bad_words": _replaced(
@@ -98,7 +98,6 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
             "tools": _replaced(CUSTOM_TOOLS),
         },
         MessagesRequest: {"stop_sequences": _replaced(stop[1])},
-        OllamaRequest: {"model": _replaced({"enum": [serving.model.id, f"{serving.model.id}:latest"]})},
         ChatPromptFields: {"messages": _replaced(MESSAGES), "tools": _replaced(TOOLS)},
         EmbeddingRequest: {
             "messages": _replaced(MESSAGES),

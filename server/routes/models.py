@@ -9,13 +9,12 @@ from server.serving import serving_of
 
 
 async def list_models(request: Request) -> Response:
-    return _json(ModelList(data=[serving_of(request).model]))
+    models = [*serving_of(request).models.values()]
+    return _json(ModelList(data=models, first_id=models[0].id, last_id=models[-1].id))
 
 
 async def retrieve_model(request: Request) -> Response:
-    serving = serving_of(request)
-    serving.check_model(request.path_params["model_id"])
-    return _json(serving.model)
+    return _json(serving_of(request).check_model(request.path_params["model_id"]))
 
 
 def _json(content: object) -> Response:

@@ -64,7 +64,7 @@ class OllamaRoute(Generic[Body]):
         serving.check_alive()
         parsed = await self.parser.parse(request)
         body = parsed.body
-        check_model(serving, body.model)
+        serving.check_model(body.model)
         headers = ignored_header(parsed.ignored_fields + ignored_options(body))
         if self.is_empty(body):
             loaded = {**head(serving), **self.fields(Answer()), "done": True, "done_reason": "load"}
@@ -248,11 +248,6 @@ def error_body(error: Exception) -> bytes:
 def head(serving: Serving) -> dict[str, Any]:
     """What every object begins with."""
     return {"model": serving.model.id, "created_at": rfc3339(datetime.now(UTC))}
-
-
-def check_model(serving: Serving, name: str | None) -> None:
-    """A name without a tag means `:latest`."""
-    serving.check_model(None if name == f"{serving.model.id}:latest" else name)
 
 
 def rfc3339(moment: datetime) -> str:

@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from datetime import UTC, datetime
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +12,6 @@ from configs.settings import ServerConfig
 from server.answers.reasoning import detect_reasoning
 from server.parsing import BodyParser, ignored_header
 from server.protocol.ollama import OllamaDetails, OllamaModel, OllamaModels, ShowRequest, ShowResponse
-from server.routes.ollama import check_model, rfc3339
 from server.serving import Serving, serving_of
 
 API_VERSION = "0.13.0"
@@ -26,14 +24,16 @@ BITS = {"F32": 32, "int8": 8, "int4": 4}
 
 async def list_tags(request: Request) -> Response:
     serving = serving_of(request)
-    return _json(OllamaModels([_model(serving, modified_at=_started(serving))]))
+    return _json(OllamaModels([_model(serving, name, modified_at=_started(serving)) for name in serving.models]))
 
 
 async def list_running(request: Request) -> Response:
     serving = serving_of(request)
     size = _size(serving) if serving.engine.info.device.startswith("cuda") else 0
     limit = serving.model.max_model_len
-    return _json(OllamaModels([_model(serving, expires_at=NEVER, size_vram=size, context_length=limit)]))
+    return _json(
+        OllamaModels([_model(serving, serving.model.id, expires_at=NEVER, size_vram=size, context_length=limit)])
+    )
 
 
 async def api_version(request: Request) -> Response:
@@ -49,7 +49,7 @@ class ShowRoute:
     async def __call__(self, request: Request) -> Response:
         serving = serving_of(request)
         parsed = await self.parser.parse(request)
-        check_model(serving, parsed.body.model or parsed.body.name)
+        serving.check_model(parsed.body.model or parsed.body.name)
         return _json(await _shown(serving), ignored_header(parsed.ignored_fields))
 
 
@@ -83,8 +83,7 @@ async def _capabilities(serving: Serving) -> list[str]:
     return [*found, "insert"]
 
 
-def _model(serving: Serving, **fields: str | int) -> OllamaModel:
-    name = serving.model.id
+def _model(serving: Serving, name: str, **fields: str | int) -> OllamaModel:
     digest = hashlib.sha256(serving.system_fingerprint.encode()).hexdigest()
     given = {"name": name, "model": name, "size": _size(serving), "digest": digest, "details": _details(serving)}
     return msgspec.convert({**given, **fields}, OllamaModel)
@@ -122,7 +121,7 @@ def _parameter_size(count: int) -> str:
 
 
 def _started(serving: Serving) -> str:
-    return rfc3339(datetime.fromtimestamp(serving.model.created, UTC))
+    return serving.model.created_at
 
 
 def _json(content: object, headers: dict[str, str] | None = None) -> Response:

@@ -17,6 +17,11 @@ EXPOSED = "x-request-id, x-octavo-ignored-fields, retry-after, server-timing"
 MAX_AGE = "600"
 """Seconds for which browsers keep the answer to a preflight."""
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+_INSTALLED = (
+    *("app", "capacitor", "file", "tauri", "vscode-file", "vscode-webview"),
+    *("chrome-extension", "moz-extension", "safari-web-extension"),
+)
+"""Schemes of programs and extensions that somebody has installed; no page from the network has such an origin."""
 
 RawHeaders = list[tuple[bytes, bytes]]
 
@@ -89,10 +94,13 @@ def is_foreign(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def _is_local(origin: str) -> bool:
+    """Not `null`: frames that are kept apart have that origin, whichever page they are in."""
     try:
-        return urlsplit(origin).hostname in _THIS_MACHINE
+        parts = urlsplit(origin)
     except ValueError:
         return False
+    host = parts.hostname or ""
+    return parts.scheme in _INSTALLED or host in _THIS_MACHINE or host.endswith(".localhost")
 
 
 def _listed(given: tuple[str, ...] | None, otherwise: tuple[str, ...]) -> str:

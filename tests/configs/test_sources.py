@@ -53,6 +53,43 @@ def test_booleans_of_the_environment(value: str, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "number"), [("4k", 4000), ("4K", 4096), ("25.6k", 25_600), ("1m", 10**6), ("1M", 2**20), ("96", 96)]
+)
+def test_counts_with_a_unit(tmp_path: Path, text: str, number: int) -> None:
+    """Small letters are decimal and capitals binary, as vLLM has it."""
+    assert resolve(ServerConfig, flags={"max_model_len": text}).max_model_len == number
+    assert resolve(ServerConfig, environ={"OCTAVO_MAX_BODY_BYTES": text}).max_body_bytes == number
+    if not text.isdecimal():
+        file = write(tmp_path / "a.toml", f"max_num_batched_tokens = '{text}'")
+        assert resolve(ServerConfig, toml=file).max_num_batched_tokens == number
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "value"),
+    [
+        ("dtype", "bf16", "bfloat16"),
+        ("dtype", "half", "float16"),
+        ("dtype", "float", "float32"),
+        ("kv_cache_dtype", "fp8", "fp8_e4m3"),
+        ("max_model_len", "auto", None),
+        ("max_model_len", "0", None),
+        ("num_threads", "-1", None),
+    ],
+)
+def test_words_of_other_servers(tmp_path: Path, name: str, word: str, value: object) -> None:
+    file = write(tmp_path / "a.toml", f"{name} = '{word}'")
+    assert getattr(resolve(ServerConfig, environ={f"OCTAVO_{name.upper()}": word}), name) == value
+    assert getattr(resolve(ServerConfig, toml=file), name) == value
+
+
+def test_one_name_or_several(tmp_path: Path) -> None:
+    for text, names in [("'a'", ("a",)), ("['a', 'b,c']", ("a", "b,c"))]:
+        file = write(tmp_path / "a.toml", f"served_model_name = {text}")
+        assert resolve(ServerConfig, toml=file).served_model_name == names
+    assert resolve(ServerConfig, environ={"OCTAVO_SERVED_MODEL_NAME": "a, b"}).served_model_name == ("a", "b")
+
+
+@pytest.mark.parametrize(
     ("given", "values"),
     [
         ("a", ("a",)),
@@ -82,7 +119,11 @@ def test_lists_that_are_none(given: str) -> None:
         ({"environ": {"OCTAVO_PROT": "1"}}, ["OCTAVO_PROT", "did you mean OCTAVO_PORT?"]),
         ({"environ": {"OCTAVO_ZZZZZZ": "1"}}, ["unknown environment variable OCTAVO_ZZZZZZ"]),
         ({"flags": {"max_num_seqs": "0"}}, ["--max-num-seqs", "int >= 1", "'0'"]),
-        ({"flags": {"max_model_len": "-1"}}, ["--max-model-len", ">= 1"]),
+        ({"flags": {"max_model_len": "-2"}}, ["--max-model-len", ">= 1"]),
+        ({"flags": {"max_model_len": "4x"}}, ["--max-model-len", "'4x'"]),
+        ({"flags": {"max_model_len": "1.0005k"}}, ["--max-model-len", "'1.0005k'"]),
+        ({"flags": {"max_num_seqs": "auto"}}, ["--max-num-seqs", "'auto'"]),
+        ({"flags": {"kv_cache_memory_fraction": "1k"}}, ["--kv-cache-memory-fraction", "'1k'"]),
         ({"flags": {"dtype": "int8"}}, ["--dtype", "int8"]),
         ({"environ": {"OCTAVO_PORT": "x"}}, ["OCTAVO_PORT", "'x'"]),
         ({"environ": {"OCTAVO_KV_CACHE_MEMORY_FRACTION": "1.5"}}, ["OCTAVO_KV_CACHE_MEMORY_FRACTION", "1.5"]),

@@ -266,7 +266,7 @@ async def test_shutting_down_during_a_restart_leaves_nothing_behind(start, mark)
 
 
 async def test_secrets_of_the_server_are_not_on_the_cores_command_line(config, mark):
-    settings = ServerConfig(model=config.model, served_model_name="a-secret")
+    settings = ServerConfig(model=config.model, served_model_name=("a-secret",))
     engine = await AsyncEngine.start(settings, ("tests.engine.odd_core", str(mark)))
     try:
         line = " ".join(psutil.Process(pid_of(engine)).cmdline())

@@ -35,6 +35,14 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+def test_models(api: anthropic.Anthropic) -> None:
+    [model] = api.models.list()
+    validated = type(model).model_validate_json(model.to_json(), strict=True)
+    assert (validated.id, validated.display_name, validated.type) == ("fake", "fake", "model")
+    assert abs(validated.created_at.timestamp() - time.time()) < 100
+    assert api.models.retrieve("fake") == model
+
+
 def test_create(api: anthropic.Anthropic) -> None:
     message = api.messages.create(model="fake", max_tokens=100, messages=HELLO, system="be brief")
     assert [block.text for block in message.content if block.type == "text"] == ["<be brief|hi>"]

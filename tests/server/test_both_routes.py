@@ -93,7 +93,7 @@ async def test_a_cut_answer_says_so(client: httpx.AsyncClient, path: str, stream
 
 @BOTH
 @STREAMED
-@pytest.mark.parametrize("model", ["no-such", ""])
+@pytest.mark.parametrize("model", ["no-such", " "])
 async def test_only_the_served_model_answers(client: httpx.AsyncClient, path: str, streamed: bool, model: str) -> None:
     response = await post(client, path, model=model, stream=streamed)
     error = response.json()["error"]
@@ -102,7 +102,7 @@ async def test_only_the_served_model_answers(client: httpx.AsyncClient, path: st
 
 
 @BOTH
-@pytest.mark.parametrize("given", [{}, {"model": None}, {"model": "fake"}])
+@pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}, {"model": "fake"}])
 async def test_answers_name_the_served_model(client: httpx.AsyncClient, path: str, given: dict[str, Any]) -> None:
     assert (await post(client, path, **given)).json()["model"] == "fake"
     assert {chunk["model"] for chunk in await stream(client, path, **given)} == {"fake"}

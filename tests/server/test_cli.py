@@ -82,6 +82,38 @@ def test_environment_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "OCTAVO_PORT" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("argv", "given"),
+    [
+        (["folder", "--served-model-name", "a", "b"], {"served_model_name": ["a", "b"], "model": "folder"}),
+        (["--served-model-name", "a", "--served-model-name", "b"], {"served_model_name": ["a", "b"]}),
+        (["--served-model-name", "a", "b", str(ROOT)], {"served_model_name": ["a", "b"], "model": str(ROOT)}),
+        (["--served-model-name", str(ROOT)], {"served_model_name": [str(ROOT)]}),
+        (["--port", "5", "--port", "5"], {"port": "5"}),
+        (["--port", "5", "folder"], {"port": "5", "model": "folder"}),
+    ],
+)
+def test_values_that_add_up(argv: list[str], given: dict[str, object]) -> None:
+    assert parsed("serve", *argv) == given
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--port", "5", "--port", "6"], ["--port 6", "5"]),
+        (["--dtype", "bfloat16", "--dtype", "float32"], ["--dtype float32", "bfloat16"]),
+        (["--page", "--no-page"], ["--no-page"]),
+        (["--no-page", "--page"], ["--page"]),
+    ],
+)
+def test_no_value_wins_silently_over_another(
+    argv: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", *argv]) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in ["contradicts", *words]), error
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(["--version"])
@@ -101,7 +133,8 @@ def test_every_setting_is_described() -> None:
         (ServerConfig(model="/a/Qwen3-0.6B"), "Qwen3-0.6B"),
         (ServerConfig(model="/a/Qwen3-0.6B/"), "Qwen3-0.6B"),
         (ServerConfig(model="/a/tiny-Q4_0.gguf"), "tiny-Q4_0"),
-        (ServerConfig(model="/a/b", served_model_name="c"), "c"),
+        (ServerConfig(model="/a/b", served_model_name=("c", "d")), "c"),
+        (ServerConfig(model="/a/b", served_model_name=("",)), "b"),
     ],
 )
 def test_served_name(config: ServerConfig, name: str) -> None:

@@ -129,6 +129,19 @@ async def test_wrong_keys_have_the_error_of_the_paths_protocol(engine: FakeEngin
 
 
 @EVERY
+async def test_every_name_of_the_model_answers(engine: FakeEngine, path: str) -> None:
+    """Answers hold the first of them."""
+    app = create_app(engine, ServerConfig(served_model_name=("first", "gpt-4o", "maker/b")), "first")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for name in ("first", "gpt-4o", "maker/b", "gpt-4o:latest", ""):
+            response = await client.post(path, json={**BODIES[path], "model": name})
+            assert response.status_code == 200, response.text
+            assert "gpt-4o" not in response.text
+        error = check_error(await client.post(path, json={**BODIES[path], "model": "gpt-4"}), 404)
+        assert all(name in error["message"] for name in ("'first'", "'gpt-4o'", "'maker/b'"))
+
+
+@EVERY
 async def test_bodies_over_the_limit_are_refused(client: httpx.AsyncClient, path: str) -> None:
     check_error(await client.post(path, content=b"x" * 100_001, headers=JSON), 413)
 

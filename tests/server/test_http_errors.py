@@ -76,7 +76,7 @@ async def test_other_content_types(client: httpx.AsyncClient) -> None:
     assert "content-type" in str(check_error(response, 400)["message"])
 
 
-@pytest.mark.parametrize("path", ["/v1", "/v1/audio/speech", "/docs", "/v1/models/none", "/v1/models/"])
+@pytest.mark.parametrize("path", ["/v1", "/v1/audio/speech", "/docs", "/v1/models/none", "/models/none", "/v1/v1"])
 async def test_unknown_paths(client: httpx.AsyncClient, path: str) -> None:
     check_error(await client.get(path), 404)
 
@@ -124,6 +124,16 @@ async def test_models(client: httpx.AsyncClient) -> None:
     assert model["max_model_len"] == 1000
     assert (await client.get("/v1/models/fake")).json() == model
     assert check_error(await client.get("/v1/models/other"), 404)["code"] == "model_not_found"
+
+
+async def test_every_name_is_listed(engine: FakeEngine) -> None:
+    app = create_app(engine, ServerConfig(served_model_name=("a", "b/c")), "a")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        listed = (await client.get("/v1/models")).json()
+        assert [model["id"] for model in listed["data"]] == ["a", "b/c"]
+        assert (listed["first_id"], listed["last_id"], listed["has_more"]) == ("a", "b/c", False)
+        assert (await client.get("/v1/models/b/c")).json() == listed["data"][1]
+        assert [model["name"] for model in (await client.get("/api/tags")).json()["models"]] == ["a", "b/c"]
 
 
 async def test_names_with_slashes(engine: FakeEngine) -> None:

@@ -137,7 +137,7 @@ def test_refused_fields_are_described_with_what_they_may_hold() -> None:
     assert properties["service_tier"]["enum"] == [None, "auto", "default"]
     assert properties["temperature"]["description"] == "0 is greedy."
     assert properties["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}
-    assert properties["model"]["anyOf"][0] == {"const": MODEL}
+    assert properties["model"]["anyOf"][0] == {"enum": [MODEL, f"{MODEL}:latest", ""]}
 
 
 @pytest.mark.parametrize("label", WITH_BODY)

@@ -117,8 +117,15 @@ async def test_methods_and_headers_can_be_chosen() -> None:
         assert headers["access-control-allow-headers"] == "authorization, x-mine"
 
 
-LOCAL = ["http://localhost:3000", "http://127.0.0.1", "https://[::1]:8443"]
-FOREIGN = [PAGE, "null", "http://localhost.evil.example", "http://127.0.0.1.evil.example", "http://[::1", "x"]
+LOCAL = [
+    *("http://localhost:3000", "http://127.0.0.1", "https://[::1]:8443", "http://tauri.localhost"),
+    *("app://obsidian.md", "app://.", "file://", "tauri://localhost", "capacitor://localhost"),
+    *("vscode-webview://0a1b", "vscode-file://vscode-app", "chrome-extension://abcdef", "moz-extension://12-34"),
+]
+FOREIGN = [
+    *(PAGE, "null", "http://localhost.evil.example", "http://127.0.0.1.evil.example", "http://[::1", "x", "app"),
+    *("https://app.example", "http://evillocalhost", "http://file", "https://evil.example/app://x", "web+app://x"),
+]
 
 
 @pytest.mark.parametrize(("origin", "allowed"), [*((one, True) for one in LOCAL), *((one, False) for one in FOREIGN)])

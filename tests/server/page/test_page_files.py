@@ -68,7 +68,7 @@ async def test_programs_that_look_at_the_root_get_json(client: httpx.AsyncClient
 
 
 async def test_the_page_is_for_everybody_and_what_it_shows_is_not() -> None:
-    async with client_of(ServerConfig(api_key=("secret",), served_model_name="hush")) as client:
+    async with client_of(ServerConfig(api_key=("secret",), served_model_name=("hush",))) as client:
         for name in NAMES:
             assert (await client.get(path_of(name), headers=BROWSER)).status_code == 200
         entrance = await client.get("/")
