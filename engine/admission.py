@@ -1,7 +1,9 @@
 """`WaitingRoom`: the requests that have got no token yet, and whether there is room for more. Imports no torch."""
 
+import contextlib
 import math
 import time
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from configs.errors import QueueFull
@@ -25,7 +27,7 @@ class WaitingRoom:
     """
 
     def __init__(
-        self, max_requests: int | None = None, max_tokens: int | None = None, *, by_priority: bool = False
+        self, max_requests: float | None = None, max_tokens: float | None = None, *, by_priority: bool = False
     ) -> None:
         """None: no bound."""
         self._max_requests = math.inf if max_requests is None else max_requests
@@ -36,6 +38,10 @@ class WaitingRoom:
         self.num_tokens = 0
         self._seconds = self._num_left = 0.0  # while somebody waited, the newest weighing most
         self._changed = 0.0  # when somebody left, or came into the empty room
+
+    def another(self) -> "WaitingRoom":
+        """An empty room with the same bounds."""
+        return WaitingRoom(self._max_requests, self._max_tokens, by_priority=self._by_priority)
 
     def check(self, num_requests: int, num_tokens: int, priority: int = 0) -> None:
         """Raise `QueueFull` unless so many more may wait. Whoever finds the room empty may, whatever their size."""
@@ -54,6 +60,19 @@ class WaitingRoom:
             self._changed = time.monotonic()
         self.places[request_id] = _Place(num_tokens, priority)
         self.num_tokens += num_tokens
+
+    @contextlib.contextmanager
+    def entered(self, request_id: str, num_tokens: Sequence[int], priority: int) -> Iterator[None]:
+        """Around the wait of a request's choices, with so many tokens each. Raises `QueueFull`."""
+        self.check(len(num_tokens), sum(num_tokens), priority)
+        names = [f"{request_id}-{index}" for index in range(len(num_tokens))]
+        for name, size in zip(names, num_tokens, strict=True):
+            self.enter(name, size, priority)
+        try:
+            yield
+        finally:
+            for name in names:
+                self.leave(name)
 
     def leave(self, request_id: str) -> None:
         """The request has got its first token, or has ended; without effect on one that is not here."""

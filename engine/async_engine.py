@@ -43,6 +43,8 @@ class AsyncEngine:
         self._supervisor = supervisor
         self._inputs = inputs
         self._waiting_room = waiting_room
+        self._waiting_for_core = waiting_room.another()
+        """Those that wait for a core that is being started, or is frozen."""
         self._mailboxes: dict[str, Mailbox] = {}
         self._leaving: set[str] = set()
         """Ids of aborted requests of which the core may still send something."""
@@ -193,9 +195,12 @@ class AsyncEngine:
         Closing or cancelling the generator aborts what still runs. Raises `Unavailable` (among them `EngineDead`),
         `QueueFull`, `RequestFailed`, or the `InvalidRequest` with which the core refuses.
         """
-        await self._supervisor.wait_available(deadline)
+        sizes = [len(token_ids) for token_ids, _ in choices]
+        if not self._supervisor.is_available:
+            with self._waiting_for_core.entered(request_id, sizes, priority):
+                await self._supervisor.wait_available(deadline)
         if not has_room:
-            self.check_room(len(choices), sum(len(token_ids) for token_ids, _ in choices), priority)
+            self.check_room(len(choices), sum(sizes), priority)
         running: dict[str, tuple[int, OutputProcessor, Any]] = {}
         mailbox = Mailbox(interval)
         waiting = self._waiting_room.places

@@ -86,6 +86,8 @@ class Supervisor:
         self._num_launched = 0
         self._past = Counters()  # of the cores before this one
         self._tasks: list[asyncio.Task[None]] = []
+        self._settled = asyncio.Event()
+        """Set while requests need not wait: the core answers, or there will not be another one."""
         self.death: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Done, with the reason in one line, when there will not be another core."""
 
@@ -103,6 +105,8 @@ class Supervisor:
         """Wait until the core that was launched has loaded, and look after it from then on. Raises `UsageError`."""
         await self._load()
         self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._look())]
+        for task in self._tasks:
+            task.add_done_callback(self._note_end_of_care)
 
     @property
     def is_dead(self) -> bool:
@@ -156,16 +160,23 @@ class Supervisor:
     async def wait_available(self, deadline: float | None) -> None:
         """Return when a request would be answered. Raises `EngineDead`, or `Unavailable` when patience, or the
         request's time, is over."""
-        if self._is_loaded and self._status == "ok":
-            return
         until = time.monotonic() + self._supervision.patience
         until = until if deadline is None else min(until, deadline)
-        while (health := self.health()).status != "ok":
-            if health.status == "dead":
-                raise EngineDead(health.reason)
-            if time.monotonic() >= until:
-                raise Unavailable(health.reason, code=f"engine_{health.status}", retry_after=self.seconds_to_wait())
-            await asyncio.sleep(0.05)
+        while not self.is_available:
+            if self.is_dead:
+                raise EngineDead(self.death.result())
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    await self._settled.wait()
+            except TimeoutError as error:
+                if (health := self.health()).status != "ok":
+                    code, retry_after = f"engine_{health.status}", self.seconds_to_wait()
+                    raise Unavailable(health.reason, code=code, retry_after=retry_after) from error
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a request would be answered without waiting for a core."""
+        return self._is_loaded and self._status == "ok"
 
     def seconds_to_wait(self) -> int:
         """Until the core is likely to be there, by how long the latest start took; at least 1."""
@@ -187,6 +198,14 @@ class Supervisor:
         self._status = "ok"
         self._has_answered = False
         self._is_loaded = True
+        self._settled.set()
+
+    def _note_end_of_care(self, task: asyncio.Task[None]) -> None:
+        """Without the two tasks nobody would replace a core that ends: a fault of theirs ends the engine."""
+        if task.cancelled() or (error := task.exception()) is None:
+            return
+        logger.error("the engine is not looked after any more", exc_info=error)
+        self._die(f"the engine is not looked after any more: {type(error).__name__}; see the server's log")
 
     async def _watch(self) -> None:
         """Until there will be no other core."""
@@ -213,11 +232,16 @@ class Supervisor:
         elif status == "ok" and self._status in ("frozen", "stuck"):
             logger.warning("the engine moves on, after %.1f s", time.monotonic() - self._unwell_since)
         self._status = status
+        if status == "ok":
+            self._settled.set()
+        else:
+            self._settled.clear()
 
     async def _replace(self, reason: str) -> None:
         """Another core for the one that has ended, unless too many did so before they were of use."""
         is_sound = self._has_answered or time.monotonic() - self._ready > _SOUND_AFTER
         self._is_loaded = False
+        self._settled.clear()
         self._launched = time.monotonic()
         self._num_failures = 0 if is_sound else self._num_failures
         while True:
@@ -235,6 +259,10 @@ class Supervisor:
             except UsageError as error:
                 reason = str(error)
                 continue
+            except Exception as error:  # of the system, or a fault of ours: the next start may fare better
+                logger.error("the engine has not started", exc_info=error)
+                reason = f"the engine has not started: {type(error).__name__}: {error}"
+                continue
             logger.warning("the engine is there again, after %.1f s", self._seconds_to_start)
             return
 
@@ -247,6 +275,7 @@ class Supervisor:
         self._is_loaded = False
         if not self.death.done():
             self.death.set_result(reason)
+        self._settled.set()
         self._end(EngineDead(reason))
 
     def _end(self, error: Unavailable) -> None:

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from configs.errors import EngineDead, Unavailable, UsageError
+from configs.errors import EngineDead, QueueFull, Unavailable, UsageError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig, ServerConfig
 from engine.async_engine import AsyncEngine
@@ -115,6 +115,49 @@ async def test_a_request_id_may_be_used_again_at_once(start):
     with pytest.raises(EngineDead):
         await reading
     assert await again == "length"
+
+
+async def test_no_more_wait_for_another_core_than_may_wait_for_a_token(config, mark):
+    core = ("tests.engine.odd_core", str(mark))
+    supervision = Supervision(max_restarts=1, patience=60)
+    engine = await AsyncEngine.start(config, core, supervision=supervision, max_queued_requests=20)
+    try:
+        mark.write_text("1.5")
+        os.kill(pid_of(engine), signal.SIGKILL)
+        while engine.health().status == "ok":
+            await asyncio.sleep(0.01)
+        before = time.process_time()
+        answers = await asyncio.gather(*(ask(engine, ANSWER) for _ in range(2000)), return_exceptions=True)
+        assert time.process_time() - before < 1.5, "waiting costs CPU time"
+        assert answers.count("length") == 20
+        refused = [answer for answer in answers if isinstance(answer, QueueFull)]
+        assert len(refused) == 1980
+        assert all(error.retry_after >= 1 for error in refused)
+    finally:
+        await engine.shutdown()
+
+
+async def test_a_fault_while_a_core_is_replaced_counts_as_a_failed_start(start, monkeypatch):
+    engine = await start(max_restarts=2, patience=10)
+
+    async def fail(*args):
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr("engine.core_client.CoreClient.start", fail)
+    os.kill(pid_of(engine), signal.SIGKILL)
+    assert "no memory" in await asyncio.wait_for(engine.wait_death(), 20)
+    with pytest.raises(EngineDead):
+        await ask(engine, ANSWER)
+
+
+async def test_an_engine_that_nobody_looks_after_is_dead(start, monkeypatch):
+    engine = await start(max_restarts=2, patience=10)
+
+    def fail():
+        raise MemoryError("while looking")
+
+    monkeypatch.setattr(engine._supervisor, "health", fail)
+    assert "MemoryError" in await asyncio.wait_for(engine.wait_death(), 20)
 
 
 async def test_without_patience_requests_are_told_when_to_come_back(start, mark):
