@@ -136,8 +136,10 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
         int, Meta(ge=1, description="Largest request body; a larger one is answered with 413.")
     ] = 32 * 2**20
     max_choices: Annotated[int, Meta(ge=1, description="Most choices of one request: its prompts times `n`.")] = 1024
-    max_stop_strings: Annotated[int, Meta(ge=1, description="Most `stop` strings of one request.")] = 16
-    max_stop_chars: Annotated[int, Meta(ge=1, description="Most characters of one `stop` string.")] = 1024
+    max_stop_strings: Annotated[int, Meta(ge=1, description="Most `stop` strings of one request.")] = 256
+    max_stop_chars: Annotated[
+        int, Meta(ge=1, description="Most characters of a request's `stop` strings together.")
+    ] = 4096
     trust_request_chat_template: Annotated[
         bool,
         Meta(description="Take `chat_template` from requests: it is a program, which may use up time and memory."),

@@ -1,20 +1,22 @@
 """From the fields of Ollama's /api/chat and /api/generate to what the engine takes."""
 
+import dataclasses
+import math
 from typing import Any
 
 import msgspec
 
 from configs.errors import InvalidRequest, shown
-from configs.sampling import MAX_LOGPROBS, StructuredOutput
+from configs.sampling import MAX_LOGPROBS, SamplingParams, StructuredOutput
 from configs.settings import ServerConfig
-from server.chat import Chat
+from server.chat import Chat, render
 from server.convert.chat import chat_messages, tool_of
 from server.convert.sampling import check_stop, sampling_params
 from server.convert.structured import json_schema
 from server.parsing import validation_message
 from server.protocol.ollama import (
     OPTIONS_WITHOUT_EFFECT,
-    UNSUPPORTED_OPTIONS,
+    PASSED_OVER,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaRequest,
@@ -26,7 +28,7 @@ SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "freq
 """Options that mean the same in `SamplingParams`."""
 NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 FIELD_NAMES = {"max_tokens": "options", "structured": "format"}
-KNOWN_OPTIONS = Options.__struct_fields__ + tuple(OPTIONS_WITHOUT_EFFECT) + tuple(UNSUPPORTED_OPTIONS)
+KNOWN_OPTIONS = Options.__struct_fields__ + tuple(OPTIONS_WITHOUT_EFFECT)
 
 
 def chat_of(body: OllamaChatRequest, serving: Serving) -> Chat:
@@ -77,18 +79,87 @@ async def plain_prompt(body: OllamaGenerateRequest, serving: Serving) -> list[in
     return await serving.engine.encode(body.prompt or "")
 
 
+async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:
+    """With the newest messages that leave room for an answer, and all system messages; None where the last is too long.
+
+    A chat begins with a user's message if it can: many templates ask for that.
+    """
+    last = len(chat.messages) - 1
+    roles = [message["role"] for message in chat.messages]
+    by_users = [index for index in range(1, last + 1) if roles[index] == "user"]
+    others = [index for index in range(1, last + 1) if roles[index] != "tool" or index == last]
+    sizes: dict[int, float] = {}
+
+    def begun_at(start: int) -> Chat:
+        system = [message for message in chat.messages[:start] if message["role"] == "system"]
+        return dataclasses.replace(chat, messages=system + chat.messages[start:])
+
+    async def size(start: int) -> float:
+        if start not in sizes:
+            try:
+                sizes[start] = len((await render(serving, begun_at(start))).token_ids)
+            except InvalidRequest:  # the template's, or it is far too long
+                sizes[start] = math.inf
+        return sizes[start]
+
+    for room in (_room(serving), _limit(serving) - 1):
+        for starts in (by_users, others):
+            low, high = 0, len(starts)
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if await size(starts[middle]) <= room else (middle + 1, high)
+            if low < len(starts):
+                return begun_at(starts[low])
+    return None
+
+
+async def without_beginning(body: OllamaGenerateRequest, chat: Chat, serving: Serving) -> Chat | None:
+    """With the end of `context` and prompt that leaves room for an answer; None where the template is too long."""
+    empty = {**chat.messages[-1], "content": ""}
+    around = await render(serving, dataclasses.replace(chat, messages=[*chat.messages[:-1], empty]))
+    room = _room(serving) - len(around.token_ids)
+    if room < 1:
+        return None
+    token_ids = await serving.engine.encode(body.prompt or "", add_special_tokens=False)
+    prompt = chat.messages[-1]["content"]
+    if len(token_ids) > room:
+        prompt = await serving.engine.decode(token_ids[-room:], skip_special_tokens=False)
+    num_context = max(0, min(room - len(token_ids), len(chat.prompt_prefix)))
+    return dataclasses.replace(
+        chat,
+        messages=[*chat.messages[:-1], {**empty, "content": prompt}],
+        prompt_prefix=chat.prompt_prefix[len(chat.prompt_prefix) - num_context :],
+    )
+
+
+def end_of(token_ids: list[int], serving: Serving) -> list[int]:
+    """What leaves room for an answer, with the token that begins all texts."""
+    begins = token_ids[:1] == [serving.engine.tokenizer.bos_token_id]
+    return token_ids[:begins] + token_ids[begins - _room(serving) :]
+
+
+def _limit(serving: Serving) -> int:
+    info = serving.engine.info
+    return min(info.max_model_len, info.kv_cache_tokens)
+
+
+def _room(serving: Serving) -> int:
+    """For prompts that have to be cut: a quarter of the context is the answer's."""
+    return _limit(serving) - _limit(serving) // 4
+
+
 def sampling_of(body: OllamaRequest, serving: Serving) -> dict[str, Any]:
     """Fields of `SamplingParams`. Raises `InvalidRequest` naming the field."""
-    options = _options(body, serving.config)
+    options = _options(body.options, serving.config)
     given = {name: value for name in SAME_NAME if (value := getattr(options, name)) is not None}
     if options.repeat_penalty is not None:
         given["repetition_penalty"] = options.repeat_penalty
     if options.seed is not None and options.seed != -1:
         given["seed"] = options.seed
+    if options.repeat_last_n == 0:
+        given |= NEUTRAL_PENALTIES
     stop = (options.stop,) if isinstance(options.stop, str) else options.stop or ()
     given |= {"max_tokens": _max_tokens(options.num_predict), "stop": stop}
-    _check_context(options, serving)
-    _check_repeat_window(options, {**serving.engine.default_sampling, **given})
     try:
         check_stop(stop, serving.config)
         sampling_params(given, {})
@@ -97,23 +168,38 @@ def sampling_of(body: OllamaRequest, serving: Serving) -> dict[str, Any]:
     return {**given, "structured": _structured(body.format), "logprobs": _num_logprobs(body)}
 
 
-def ignored_options(body: OllamaRequest) -> list[str]:
-    """Those that nobody knows."""
-    return [f"options.{name}" for name in body.options or () if name not in KNOWN_OPTIONS]
+def ignored_fields(body: OllamaRequest, params: SamplingParams, max_model_len: int) -> list[str]:
+    """Those that are not served as they stand; `params` are those that the request came to."""
+    options = body.options or {}
+    ignored = _ignored_options(options)
+    if (options.get("num_ctx") or 0) > max_model_len:
+        ignored.append("num_ctx")
+    is_penalised = any(getattr(params, name) != neutral for name, neutral in NEUTRAL_PENALTIES.items())
+    if is_penalised and options.get("repeat_last_n") not in (None, -1):
+        ignored.append("repeat_last_n")
+    return [f"options.{name}" for name in ignored] + (["shift"] if body.shift else [])
 
 
-def _options(body: OllamaRequest, config: ServerConfig) -> Options:
-    given = {name: value for name, value in (body.options or {}).items() if value is not None}
-    for name in given.keys() & UNSUPPORTED_OPTIONS:
-        if given[name] not in UNSUPPORTED_OPTIONS[name]:
-            raise InvalidRequest(f"the option {name} is not supported by this server", param="options")
-    unknown = [name for name in given if name not in KNOWN_OPTIONS]
-    if unknown and config.strict_fields:
-        raise InvalidRequest(f"unknown option {unknown[0][:64]}", param="options")
+def _ignored_options(given: dict[str, Any] | None) -> list[str]:
+    """Whatever they are worth: those that nobody knows, or that would change an answer elsewhere."""
+    asked = {name: value for name, value in (given or {}).items() if value is not None}
+    return [name for name in asked if name not in KNOWN_OPTIONS and asked[name] not in PASSED_OVER.get(name, ())]
+
+
+def _options(options: dict[str, Any] | None, config: ServerConfig) -> Options:
+    ignored = _ignored_options(options)
+    if ignored and config.strict_fields:
+        raise InvalidRequest(f"unknown option {ignored[0][:64]}", param="options")
+    # clients write all numbers as floats; as at Ollama, those without a fraction are integers as well
+    given = {name: _as_integer(value) for name, value in (options or {}).items() if value is not None}
     try:
         return msgspec.convert(given, Options)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"options: {validation_message(error)}", param="options") from error
+
+
+def _as_integer(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**63 else value
 
 
 def _max_tokens(num_predict: int | None) -> int | None:
@@ -123,19 +209,6 @@ def _max_tokens(num_predict: int | None) -> int | None:
         message = f"num_predict must be at least 1, or -1 or -2 for what the context holds; got {num_predict}"
         raise InvalidRequest(message, param="options")
     return num_predict
-
-
-def _check_context(options: Options, serving: Serving) -> None:
-    limit = serving.model.max_model_len
-    if options.num_ctx is not None and options.num_ctx > limit:
-        raise InvalidRequest(f"num_ctx may be {limit}, the context's size; got {options.num_ctx}", param="options")
-
-
-def _check_repeat_window(options: Options, sampling: dict[str, Any]) -> None:
-    penalised = any(sampling.get(name, neutral) != neutral for name, neutral in NEUTRAL_PENALTIES.items())
-    if penalised and options.repeat_last_n not in (None, -1):
-        message = f"repeat_last_n must be -1: penalties look at all tokens; got {options.repeat_last_n}"
-        raise InvalidRequest(message, param="options")
 
 
 def _structured(form: str | dict[str, Any] | None) -> StructuredOutput | None:

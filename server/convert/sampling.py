@@ -94,13 +94,13 @@ def fitted(params: SamplingParams, room: int) -> SamplingParams:
 
 
 def check_stop(stop: tuple[str, ...], config: ServerConfig, field: str = "stop") -> None:
-    """Raises `InvalidRequest` naming `field` for too many or too long stop strings."""
+    """Raises `InvalidRequest` naming `field` for too many stop strings, or too long ones."""
     if len(stop) > config.max_stop_strings:
         message = f"{field} may hold {config.max_stop_strings} strings; got {len(stop)}"
         raise InvalidRequest(message, param=field)
-    longest = max(map(len, stop), default=0)
-    if longest > config.max_stop_chars:
-        message = f"a stop string may have {config.max_stop_chars} characters; got {longest}"
+    num_chars = sum(map(len, stop))
+    if num_chars > config.max_stop_chars:
+        message = f"the strings of {field} may have {config.max_stop_chars} characters together; got {num_chars}"
         raise InvalidRequest(message, param=field)
 
 

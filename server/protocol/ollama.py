@@ -22,8 +22,6 @@ class OllamaBody(ModelRequest, kw_only=True):
 class OllamaRequest(OllamaBody, kw_only=True):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "_debug_render_only": (False,),
-        "shift": (False,),  # neither prompts nor answers lose tokens
-        "truncate": (False,),
     }
     without_effect: ClassVar[frozenset[str]] = frozenset({"keep_alive"})
     """The model stays loaded."""
@@ -37,6 +35,10 @@ class OllamaRequest(OllamaBody, kw_only=True):
     """Whether the template lets the model think; a text is also its `reasoning_effort`."""
     logprobs: bool | None = None
     top_logprobs: Int64 | None = None
+    truncate: bool | None = None
+    """False: refuse what the context does not hold. Else a chat loses its oldest messages, a prompt its beginning."""
+    shift: bool | None = None
+    """True, to drop the beginning when the answer fills the context, is passed over: the answer ends there."""
     timeout_s: Timeout | None = None
     """Seconds until the answer ends as it is; the server may have a bound of its own."""
 
@@ -82,7 +84,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     num_predict: Int64 | None = None
     """Most tokens to generate; -1 and -2 are as many as the context holds."""
     num_ctx: Int64 | None = None
-    """A context of at least this size is needed."""
+    """The context is always the server's; more than that cannot be had."""
     temperature: float | None = None
     top_k: Int64 | None = None
     top_p: float | None = None
@@ -94,7 +96,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repeat_last_n: Int64 | None = None
-    """Penalties look at all tokens, which is -1; other values are refused where they would matter."""
+    """Penalties look at all tokens, which is -1, or at none, which is 0; others are served as -1."""
 
 
 OPTIONS_WITHOUT_EFFECT = frozenset(
@@ -114,8 +116,8 @@ OPTIONS_WITHOUT_EFFECT = frozenset(
         "use_mmap",
     }
 )
-"""Hints about resources, and what only counts together with an unsupported option."""
-UNSUPPORTED_OPTIONS: dict[str, tuple[Any, ...]] = {
+"""Hints about resources, and what only counts together with an option that is passed over."""
+PASSED_OVER: dict[str, tuple[Any, ...]] = {
     "embedding_only": (False,),
     "logits_all": (False,),
     "mirostat": (0,),
@@ -124,7 +126,7 @@ UNSUPPORTED_OPTIONS: dict[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "vocab_only": (False,),
 }
-"""With the values that ask for nothing and pass."""
+"""Options that Ollama's engine has given up as well, with the values that ask for nothing."""
 
 
 class OllamaError(msgspec.Struct, frozen=True):

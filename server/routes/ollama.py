@@ -11,6 +11,7 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
+from configs.errors import ContextLengthExceeded
 from configs.settings import ServerConfig
 from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
@@ -19,10 +20,13 @@ from server.chat import Answers, start_chat
 from server.convert.ollama import (
     FIELD_NAMES,
     chat_of,
+    end_of,
     generate_chat_of,
-    ignored_options,
+    ignored_fields,
     plain_prompt,
     sampling_of,
+    without_beginning,
+    without_oldest,
 )
 from server.convert.sampling import fitted, sampling_params
 from server.convert.tool_input import tool_input
@@ -65,12 +69,23 @@ class OllamaRoute(Generic[Body]):
         parsed = await self.parser.parse(request)
         body = parsed.body
         serving.check_model(body.model)
-        headers = ignored_header(parsed.ignored_fields + ignored_options(body))
         if self.is_empty(body):
             loaded = {**head(serving), **self.fields(Answer()), "done": True, "done_reason": "load"}
+            headers = ignored_header(parsed.ignored_fields)
             return Response(msgspec.json.encode(loaded), headers=headers, media_type="application/json")
-        generation, answers = await self.start(serving, body)
+        try:
+            generation, answers = await self.start(serving, body)
+            headers = {}
+        except ContextLengthExceeded:
+            if body.truncate is False:
+                raise
+            shorter = await self.start_shorter(serving, body)
+            if shorter is None:
+                raise
+            generation, answers, headers = shorter
         watch.prepared()
+        ignored = ignored_fields(body, generation.prompts[0].params, serving.model.max_model_len)
+        headers |= ignored_header(parsed.ignored_fields + ignored)
         writer = LineWriter(generation, answers, self.fields, watch, with_context=self.gives_context(body))
         if body.stream is not False:
             return LineStream(generation.run(), writer, headers)
@@ -87,6 +102,10 @@ class OllamaRoute(Generic[Body]):
     async def start(self, serving: Serving, body: Body) -> tuple[Generation, Answers]:
         raise NotImplementedError
 
+    async def start_shorter(self, serving: Serving, body: Body) -> tuple[Generation, Answers, dict[str, str]] | None:
+        """As `start`, less what the context does not hold, with headers that say so; None where that cannot be."""
+        raise NotImplementedError
+
     def fields(self, answer: Answer) -> dict[str, Any]:
         raise NotImplementedError
 
@@ -99,6 +118,16 @@ class OllamaChatRoute(OllamaRoute[OllamaChatRequest]):
 
     async def start(self, serving: Serving, body: OllamaChatRequest) -> tuple[Generation, Answers]:
         return await start_chat(serving, chat_of(body, serving), "chat-")
+
+    async def start_shorter(
+        self, serving: Serving, body: OllamaChatRequest
+    ) -> tuple[Generation, Answers, dict[str, str]] | None:
+        chat = chat_of(body, serving)
+        shorter = await without_oldest(chat, serving)
+        if shorter is None:
+            return None
+        num_dropped = len(chat.messages) - len(shorter.messages)
+        return *await start_chat(serving, shorter, "chat-"), {"x-octavo-dropped-messages": str(num_dropped)}
 
     def fields(self, answer: Answer) -> dict[str, Any]:
         calls = [
@@ -123,7 +152,27 @@ class OllamaGenerateRoute(OllamaRoute[OllamaGenerateRequest]):
     async def start(self, serving: Serving, body: OllamaGenerateRequest) -> tuple[Generation, Answers]:
         if self.gives_context(body):
             return await start_chat(serving, generate_chat_of(body, serving), "gen-")
-        token_ids = await plain_prompt(body, serving)
+        return self._start_plain(serving, body, await plain_prompt(body, serving))
+
+    async def start_shorter(
+        self, serving: Serving, body: OllamaGenerateRequest
+    ) -> tuple[Generation, Answers, dict[str, str]] | None:
+        if body.suffix:
+            return None
+        if self.gives_context(body):
+            chat = generate_chat_of(body, serving)
+            shorter = await without_beginning(body, chat, serving)
+            if shorter is None:
+                return None
+            generation, answers = await start_chat(serving, shorter, "gen-")
+        else:
+            token_ids = end_of(await plain_prompt(body, serving), serving)
+            generation, answers = self._start_plain(serving, body, token_ids)
+        return generation, answers, {"x-octavo-prompt-cut-to": str(generation.num_prompt_tokens)}
+
+    def _start_plain(
+        self, serving: Serving, body: OllamaGenerateRequest, token_ids: list[int]
+    ) -> tuple[Generation, Answers]:
         with naming(FIELD_NAMES):
             params = sampling_params(sampling_of(body, serving), serving.engine.default_sampling)
             params = fitted(params, serving.engine.info.max_model_len - len(token_ids))

@@ -13,7 +13,12 @@ from configs.errors import RequestError
 from configs.settings import ServerConfig
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-EXPOSED = "x-request-id, x-octavo-ignored-fields, retry-after, server-timing"
+EXPOSED = ", ".join(
+    (
+        *("x-request-id", "retry-after", "server-timing"),
+        *("x-octavo-ignored-fields", "x-octavo-dropped-messages", "x-octavo-prompt-cut-to"),
+    )
+)
 MAX_AGE = "600"
 """Seconds for which browsers keep the answer to a preflight."""
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")

@@ -112,6 +112,30 @@ async def test_only_the_served_model_answers(client: httpx.AsyncClient, path: st
     assert error.get("code") in ("model_not_found", None)
 
 
+GENERATING = {
+    "/v1/completions": "stop",
+    "/v1/chat/completions": "stop",
+    "/v1/messages": "stop_sequences",
+    "/inference/v1/generate": "sampling_params",
+    "/api/chat": "options",
+    "/api/generate": "options",
+}
+
+
+@pytest.mark.parametrize(("path", "field"), GENERATING.items())
+async def test_editors_send_many_stop_strings(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, field: str
+) -> None:
+    for stops in ([f"<|{index}|>" for index in range(40)], ["x" * 1500], [chr(200 + index) for index in range(256)]):
+        value = stops if field.startswith("stop") else {"stop": stops}
+        response = await client.post(path, json={**BODIES[path], field: value})
+        assert response.status_code == 200, response.text
+        assert engine.requests[-1][2].stop == tuple(stops)
+    for refused in (["x"] * 257, ["x" * 2000] * 3):
+        value = refused if field.startswith("stop") else {"stop": refused}
+        check_error(await client.post(path, json={**BODIES[path], field: value}), 400)
+
+
 @pytest.mark.parametrize("path", ["/v1/", "/v1/no", "/api/no", "/api/chat/", "/api/blobs/x", "/v1/messages/no"])
 async def test_unknown_paths_have_the_error_of_their_protocol(client: httpx.AsyncClient, path: str) -> None:
     for method in ("GET", "POST", "HEAD"):

@@ -267,11 +267,80 @@ async def test_answers_end_where_the_context_does(
     assert (whole["done_reason"], whole["eval_count"]) == ("length", 997)
 
 
-async def test_a_prompt_is_never_cut(client: httpx.AsyncClient) -> None:
+async def test_prompts_are_cut_unless_truncate_is_false(client: httpx.AsyncClient) -> None:
     long = "x" * 1001
     assert "1000" in await refused(client, messages=[{"role": "user", "content": long}])
-    assert "1000" in await refused(client, "generate", prompt=long)
-    assert "truncate" in await refused(client, truncate=True)
+    for fields in ({}, {"raw": True}, {"context": [1, 2]}):
+        assert "1000" in await refused(client, "generate", prompt=long, truncate=False, **fields)
+    assert "1000" in await refused(client, "generate", prompt=long, suffix="y")
+    assert "1000" in await refused(client, "generate", prompt="x", system=long)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("truncate", [None, True])
+async def test_a_chat_longer_than_the_context_loses_its_oldest_messages(
+    client: httpx.AsyncClient, engine: FakeEngine, stream: bool, truncate: bool | None
+) -> None:
+    turns = [{"role": ("user", "assistant")[index % 2], "content": f"{index:02d}" * 20} for index in range(49)]
+    messages = [{"role": "system", "content": "be brief"}, *turns]
+    response = await chat(client, messages=messages, stream=stream, truncate=truncate)
+    assert response.status_code == 200, response.text
+    kept = engine.messages[1:]
+    assert engine.messages[0]["content"] == "be brief"
+    assert kept == turns[-len(kept) :]
+    assert kept[0]["role"] == "user"
+    assert int(response.headers["x-octavo-dropped-messages"]) == len(turns) - len(kept)
+    num_tokens = len(engine.requests[0][1])
+    assert 750 - 2 * 41 < num_tokens <= 750  # a quarter of the context is left for the answer
+    assert "x-octavo-dropped-messages" not in (await chat(client)).headers
+
+
+async def test_dropping_messages_keeps_all_system_messages_and_the_last(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    def of(*sizes: tuple[str, int]) -> list[dict[str, str]]:
+        return [{"role": role, "content": role[0] * size} for role, size in sizes]
+
+    engine.chat_template = TEMPLATE
+    long, system = ("user", 990), ("system", 100)
+    for messages, kept in (
+        (of(system, long, ("system", 50), ("user", 5)), of(system, ("system", 50), ("user", 5))),
+        (of(long, ("user", 900)), of(("user", 900))),  # with less room for the answer, where it has to be
+        (of(long, ("assistant", 5), ("tool", 6)), of(("assistant", 5), ("tool", 6))),
+        (of(long, ("assistant", 900), ("tool", 200)), of(("tool", 200))),
+        (
+            of(long, ("user", 9), ("assistant", 5), ("assistant", 6)),
+            of(("user", 9), ("assistant", 5), ("assistant", 6)),
+        ),
+    ):
+        response = await chat(client, messages=messages)
+        assert response.status_code == 200, response.text
+        assert engine.messages == kept
+    assert "1000" in await refused(client, messages=of(("system", 600), long, ("user", 500)))
+
+
+async def test_only_ollamas_chats_lose_messages(client: httpx.AsyncClient) -> None:
+    messages = [{"role": "user", "content": "x" * 600}] * 2
+    for path in ("/v1/chat/completions", "/v1/messages", "/v1/responses"):
+        fields: dict[str, Any] = {"input": messages} if path == "/v1/responses" else {"messages": messages}
+        response = await client.post(path, json={**fields, "max_tokens": 5})
+        assert response.status_code == 400, path
+
+
+async def test_a_prompt_longer_than_the_context_loses_its_beginning(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    long = "".join(chr(97 + index % 26) for index in range(2000))
+    response = await generate(client, prompt=long, system="be brief", context=[7] * 100)
+    assert response.status_code == 200, response.text
+    assert engine.messages == [{"role": "system", "content": "be brief"}, {"role": "user", "content": long[-741:]}]
+    assert (response.headers["x-octavo-prompt-cut-to"], len(engine.requests[0][1])) == ("750", 750)
+    response = await generate(client, prompt=long[:500], context=[7] * 600)
+    assert engine.requests[1][1] == [*[7] * 250, *long[:500].encode()]
+    assert response.headers["x-octavo-prompt-cut-to"] == "750"
+    response = await generate(client, prompt=long, raw=True)
+    assert engine.requests[2][1] == [BOS, *long[-749:].encode()]
+    assert "x-octavo-prompt-cut-to" not in (await generate(client)).headers
 
 
 HINTS = {
@@ -295,11 +364,61 @@ HINTS = {
 }
 
 
+def ignored(response: httpx.Response) -> set[str]:
+    assert response.status_code == 200, response.text
+    return set(response.headers.get("x-octavo-ignored-fields", "").split(", ")) - {""}
+
+
 async def test_hints_and_neutral_options_pass(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     response = await chat(client, options={**HINTS, "unheard_of": 1}, keep_alive=-1, truncate=False, shift=False)
-    assert response.status_code == 200, response.text
-    assert response.headers["x-octavo-ignored-fields"] == "options.unheard_of"
+    assert ignored(response) == {"options.unheard_of"}
     assert engine.requests[0][2].seed is None
+
+
+@pytest.mark.parametrize("route", ["chat", "generate"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"mirostat": 2},
+        {"tfs_z": 0.5},
+        {"typical_p": 0.7},
+        {"penalize_newline": False},
+        {"num_ctx": 1001},
+        {"num_ctx": 131072.0},
+        {"repeat_last_n": 64, "repeat_penalty": 1.1},
+        {"repeat_last_n": 33, "frequency_penalty": 0.5},
+        {"logits_all": True, "vocab_only": True, "embedding_only": True},
+    ],
+    ids=str,
+)
+async def test_what_is_served_otherwise_is_named(
+    client: httpx.AsyncClient, route: str, options: dict[str, Any]
+) -> None:
+    named = options.keys() - {"repeat_penalty", "frequency_penalty"}
+    assert ignored(await POST[route](client, options=options)) == {f"options.{name}" for name in named}
+
+
+async def test_ollamas_defaults_may_be_said(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    defaults = {"repeat_last_n": 64, "repeat_penalty": 1.1, "temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.0}
+    response = await chat(client, options=defaults, truncate=True, shift=True)
+    assert ignored(response) == {"options.repeat_last_n", "shift"}
+    assert engine.requests[0][2].repetition_penalty == 1.1
+
+
+async def test_a_window_of_nothing_penalises_nothing(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.default_sampling = {"repetition_penalty": 1.1}
+    response = await chat(client, options={"repeat_last_n": 0, "presence_penalty": 1, "frequency_penalty": 1})
+    params = engine.requests[0][2]
+    assert (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) == (1, 0, 0)
+    assert ignored(response) == set()
+
+
+async def test_numbers_without_a_fraction_are_integers(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    await answer(client, options={"top_k": 40.0, "seed": 42.0, "num_predict": 4.0, "num_ctx": 512.0, "temperature": 1})
+    params = engine.requests[0][2]
+    assert (params.top_k, params.seed, params.max_tokens, params.temperature) == (40, 42, 4, 1)
+    for value in (0.5, "4", 1e300, True):
+        assert "num_predict" in await refused(client, options={"num_predict": value})
 
 
 async def test_strict_fields_refuse_unknown_options(engine: FakeEngine) -> None:
@@ -312,19 +431,15 @@ async def test_strict_fields_refuse_unknown_options(engine: FakeEngine) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"mirostat": 2},
-        {"tfs_z": 0.5},
-        {"typical_p": 0.7},
-        {"penalize_newline": False},
-        {"repeat_penalty": 1.1, "repeat_last_n": 64},
-        {"num_ctx": 1001},
+        {"num_ctx": "large"},
+        {"repeat_last_n": 0.5},
         {"num_predict": 0},
         {"num_predict": -3},
         {"temperature": -1},
         {"temperature": "hot"},
         {"repeat_penalty": 0},
         {"stop": [""]},
-        {"stop": "x" * 2000},
+        {"stop": "x" * 5000},
         {"seed": 0.5},
     ],
     ids=str,
@@ -339,8 +454,8 @@ async def test_bad_options_are_named(client: httpx.AsyncClient, options: dict[st
 
 async def test_penalties_of_the_checkpoint_count_too(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.default_sampling = {"repetition_penalty": 1.1}
-    assert "options" in await refused(client, options={"repeat_last_n": 64})
-    await answer(client, options={"repeat_last_n": 64, "repeat_penalty": 1.0})
+    assert ignored(await chat(client, options={"repeat_last_n": 64})) == {"options.repeat_last_n"}
+    assert ignored(await chat(client, options={"repeat_last_n": 64, "repeat_penalty": 1.0})) == set()
 
 
 @pytest.mark.parametrize(
@@ -352,7 +467,6 @@ async def test_penalties_of_the_checkpoint_count_too(client: httpx.AsyncClient, 
         ("chat", {"messages": [{"role": "assistant", "tool_calls": [3]}]}, "messages"),
         ("chat", {"tools": [{"type": "function"}]}, "tools"),
         ("chat", {"format": "yaml"}, "format"),
-        ("chat", {"shift": True}, "shift"),
         ("chat", {"logprobs": True, "top_logprobs": 99}, "top_logprobs"),
         ("chat", {"think": 3}, "think"),
         ("generate", {"images": ["aGk="]}, "images"),
