@@ -11,8 +11,8 @@ from types import MappingProxyType
 from configs.sampling import SamplingParams
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.field_names import FieldNames, naming
-from server.metrics.records import note_response
-from server.serving import Serving
+from server.metrics.records import current_owner, note_response
+from server.serving import Serving, own_cache_salt
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,18 @@ class Generation:
         self.serving = serving
         self.prompts = prompts
         self.n = prompts[0].params.n
+        if request_id:
+            serving.telemetry.ledger.claim(request_id)
         self.id = id_prefix + (request_id or uuid.uuid4().hex)
+        owner = current_owner()
+        self._engine_id = f"{self.id}-{owner}" if request_id and owner else self.id
+        """Clients with other keys may choose the same id."""
         note_response(self.id, self.n if beam_length_penalty is None else 1)
         self.created = int(time.time())
         self.latest: list[RequestOutput | None] = [None] * (len(prompts) * self.n)
         """Of each choice; it holds the choice's counts. Whoever reads `run` keeps it up to date."""
         self._priority = priority or 0
-        self._cache_salt = cache_salt
+        self._cache_salt = own_cache_salt(cache_salt)
         self._deadline = serving.deadline(timeout)
         self._has_room = False
         self._field_names = field_names
@@ -63,7 +68,7 @@ class Generation:
         server's). Raises what the engine raises."""
         outputs = self.serving.engine.generate_many(
             [(prompt.token_ids, prompt.params.for_choice(j)) for prompt in self.prompts for j in range(self.n)],
-            request_id=self.id,
+            request_id=self._engine_id,
             priority=self._priority,
             cache_salt=self._cache_salt,
             deadline=self._deadline,
@@ -98,7 +103,7 @@ class Generation:
                 prompt.token_ids,
                 prompt.params,
                 length_penalty=length_penalty,
-                request_id=f"{self.id}-{index}",
+                request_id=f"{self._engine_id}-{index}",
                 priority=self._priority,
                 cache_salt=self._cache_salt,
                 deadline=self._deadline,

@@ -19,6 +19,7 @@ from engine.messages import CoreReady, Snapshot, StepStats
 from engine.observer import Observer
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from engine.supervisor import EngineHealth
+from server.metrics.records import current_owner
 from server.metrics.telemetry import Telemetry
 from server.protocol.common import Model
 from server.version import version
@@ -202,6 +203,11 @@ class Serving:
 def _model(name: str, created: int, max_model_len: int) -> Model:
     moment = datetime.fromtimestamp(created, UTC).isoformat().replace("+00:00", "Z")
     return Model(id=name, display_name=name, created=created, created_at=moment, max_model_len=max_model_len)
+
+
+def own_cache_salt(given: str | None) -> str | None:
+    """Prompts of different keys share no cached prefix, which `usage` would tell of, unless both name the same salt."""
+    return (current_owner() or None) if given is None else given
 
 
 def serving_of(request: Request) -> Serving:

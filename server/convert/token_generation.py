@@ -1,13 +1,10 @@
 """From the fields of /inference/v1/generate to a `Generation`."""
 
-import uuid
-
 from configs.errors import InvalidRequest
 from server.convert.sampling import beam_length_penalty, check_stream_options, given_fields, sampling_params
 from server.convert.structured import structured_outputs
 from server.field_names import naming
 from server.generation import Generation, Prompt
-from server.metrics.records import note_response
 from server.protocol.token_generation import TokenGenerationRequest
 from server.serving import Serving
 
@@ -27,16 +24,14 @@ def token_generation(serving: Serving, body: TokenGenerationRequest) -> Generati
         params = sampling_params(given, serving.engine.default_sampling)
         serving.check_number_of_choices(1, params.n)
         serving.engine.validate(body.token_ids, params)
-    generation = Generation(
+    return Generation(
         serving,
         [Prompt(body.token_ids, params)],
-        id_prefix="",
+        id_prefix="" if body.request_id else "generate-",
+        request_id=body.request_id,
         priority=body.priority,
         cache_salt=body.cache_salt,
         timeout=body.timeout_s,
         field_names=names,
         beam_length_penalty=beam_length_penalty(fields, body.stream),
     )
-    generation.id = body.request_id or f"generate-{uuid.uuid4().hex}"
-    note_response(generation.id)
-    return generation

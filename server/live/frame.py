@@ -1,12 +1,47 @@
 """From the engine's snapshot to what is told of it."""
 
+import hashlib
+import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import msgspec
+from msgspec.structs import replace
 
 from engine.messages import RequestSnapshot, Snapshot
-from server.protocol.live import LiveEngine, LiveRequest
+from server.protocol.live import Live, LiveEngine, LiveRequest
 
+_SECRET = os.urandom(32)
 _RUN = re.compile(rb"(.)\1*", re.DOTALL)
+
+
+class Frame:
+    """One look at the engine, as each key's owner may see it: requests of others have other names, the same ones in
+    all frames, from which theirs cannot be told."""
+
+    def __init__(self, live: Live, owner_of: Callable[[str], str | None]) -> None:
+        self._live = live
+        self._owner_of = owner_of
+        self._encoded: dict[str, bytes] = {}
+
+    def seen_by(self, owner: str) -> bytes:
+        """JSON of a `Live`. Without keys, whose owner is empty, everybody sees all."""
+        if owner not in self._encoded:
+            self._encoded[owner] = msgspec.json.encode(self._masked(owner) if owner else self._live)
+        return self._encoded[owner]
+
+    def _masked(self, owner: str) -> Live:
+        engine = self._live.engine
+        if engine is None:
+            return self._live
+        requests = [
+            one if self._owner_of(one.id) == owner else replace(one, id=_other_name(one.id)) for one in engine.requests
+        ]
+        return replace(self._live, engine=replace(engine, requests=requests))
+
+
+def _other_name(request_id: str) -> str:
+    return "other-" + hashlib.blake2b(request_id.encode(), key=_SECRET, digest_size=16).hexdigest()
 
 
 def live_engine(snapshot: Snapshot, block_size: int, now: float) -> LiveEngine:

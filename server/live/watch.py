@@ -5,11 +5,9 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator
 
-import msgspec
-
 from configs.errors import RequestError
 from engine.messages import Snapshot
-from server.live.frame import live_engine
+from server.live.frame import Frame, live_engine
 from server.protocol.live import Live
 from server.serving import Serving
 
@@ -22,7 +20,7 @@ BLOCKS_PER_SECOND = 100_000
 
 
 class Watch:
-    """Looks while it has viewers. Each gets the newest frame, encoded, as often as it can take one."""
+    """Looks while it has viewers. Each gets the newest frame, as often as it can take one."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
@@ -30,21 +28,21 @@ class Watch:
         self._looking: asyncio.Task[None] | None = None
         self._asked: asyncio.Task[Snapshot] | None = None
         """At most one snapshot is on its way, however long it takes."""
-        self._next: asyncio.Future[bytes]
+        self._next: asyncio.Future[Frame]
 
     @property
     def num_viewers(self) -> int:
         return self._num_viewers
 
-    async def frames(self) -> AsyncGenerator[bytes, None]:
-        """JSON of a `Live` each; ends when the server ends."""
+    async def frames(self, owner: str = "") -> AsyncGenerator[bytes, None]:
+        """As `owner` sees them; ends when the server ends."""
         self._num_viewers += 1
         if self._looking is None:
             self._next = asyncio.get_running_loop().create_future()
             self._looking = asyncio.create_task(self._look())
         try:
             while not self._is_ending:
-                yield await asyncio.shield(self._next)
+                yield (await asyncio.shield(self._next)).seen_by(owner)
         finally:
             self._num_viewers -= 1
             if not self._num_viewers:
@@ -65,7 +63,7 @@ class Watch:
             while True:
                 live = await self._live()
                 shown, self._next = self._next, asyncio.get_running_loop().create_future()
-                shown.set_result(msgspec.json.encode(live))
+                shown.set_result(Frame(live, self._serving.telemetry.owner_of))
                 num_blocks = live.engine.num_blocks if live.engine else 0
                 await asyncio.sleep(max(INTERVAL, num_blocks / BLOCKS_PER_SECOND))
         except Exception as error:  # a fault of ours, which viewers hear of
@@ -101,6 +99,6 @@ class Watch:
             return None, error.message
 
 
-async def one_frame(watch: Watch) -> bytes:
-    async with contextlib.aclosing(watch.frames()) as frames:
+async def one_frame(watch: Watch, owner: str) -> bytes:
+    async with contextlib.aclosing(watch.frames(owner)) as frames:
         return await anext(frames)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from starlette.types import Scope
 
-from configs.errors import EngineDead, QueueFull, RequestError, ShuttingDown, Unavailable
+from configs.errors import EngineDead, InvalidRequest, QueueFull, RequestError, ShuttingDown, Unavailable, shown
 from server.metrics.figures import Figures
 from server.metrics.records import CURRENT, RequestRecord
 from server.security.request_ids import CURRENT as CURRENT_ID
@@ -27,13 +27,14 @@ class Ledger:
         self._running: set[RequestRecord] = set()
         self._kept: deque[RequestRecord] = deque()
         self._num_kept = 0
-        self._by_id: dict[str, RequestRecord] = {}  # of those that are kept, by either id
+        self._by_id: dict[tuple[str, str], RequestRecord] = {}  # of those that are kept, by owner and either id
 
-    def find(self, request_id: str) -> RequestRecord | None:
-        """By X-Request-Id or by the id of the answer; the newest, where a client gives several the same one."""
-        running = [record for record in self._running if request_id in (record.name, record.response_id)]
+    def find(self, request_id: str, owner: str) -> RequestRecord | None:
+        """One of this owner's, by X-Request-Id or by the id of the answer; the newest, where several have the same."""
+        own = [record for record in self._running if record.owner == owner]
+        running = [record for record in own if request_id in (record.name, record.response_id)]
         newest = max(running, key=lambda record: record.received, default=None)
-        return newest or self._by_id.get(request_id)
+        return newest or self._by_id.get((owner, request_id))
 
     @contextlib.contextmanager
     def following(self, scope: Scope) -> Iterator[RequestRecord]:
@@ -54,6 +55,14 @@ class Ledger:
             name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE_HEADERS
         }
         self._running.add(record)
+
+    def claim(self, request_id: str) -> None:
+        """For the current request, until it is over. Raises `InvalidRequest` if another of its owner has this id."""
+        if (record := CURRENT.get()) is None:
+            return
+        if any(one.claimed_id == request_id and one.owner == record.owner for one in self._running - {record}):
+            raise InvalidRequest(f"request id {shown(request_id)} is in use", param="request_id")
+        record.claimed_id = request_id
 
     def hold(self) -> Callable[[], None]:
         """Keep the current request from being over; the function that is returned lets it go."""
@@ -87,13 +96,17 @@ class Ledger:
     def _keep(self, record: RequestRecord) -> None:
         self._kept.append(record)
         self._num_kept += max(1, len(record.choices))
-        self._by_id |= {name: record for name in (record.name, record.response_id) if name}
+        self._by_id |= dict.fromkeys(_keys(record), record)
         while self._num_kept > self._max_kept:
             oldest = self._kept.popleft()
             self._num_kept -= max(1, len(oldest.choices))
-            for name in (oldest.name, oldest.response_id):
-                if name and self._by_id.get(name) is oldest:
-                    del self._by_id[name]
+            for key in _keys(oldest):
+                if self._by_id.get(key) is oldest:
+                    del self._by_id[key]
+
+
+def _keys(record: RequestRecord) -> list[tuple[str, str]]:
+    return [(record.owner, name) for name in (record.name, record.response_id) if name]
 
 
 def _refusal(error: RequestError) -> str | None:

@@ -44,13 +44,16 @@ class Choice:
     finish_reason: str | None = None
     timeline: Timeline | None = None
     """As the engine told it last."""
+    owner: str = ""
+    """Of the request, see `RequestRecord`."""
 
     @classmethod
-    def of(cls, request: AddRequest, received: float | None, now: float) -> "Choice":
+    def of(cls, request: AddRequest, record: "RequestRecord | None", now: float) -> "Choice":
         params = request.sampling_params
         return cls(
             request_id=request.request_id,
-            received=now if received is None else received,
+            owner=record.owner if record else "",
+            received=record.received if record else now,
             began=now,
             num_prompt_tokens=len(request.prompt_token_ids),
             max_tokens=params.max_tokens,
@@ -98,8 +101,12 @@ class RequestRecord:
     """As it is registered, with its parameters in braces."""
     name: str = "-"
     """The X-Request-Id."""
+    owner: str = ""
+    """What stands for its API key; empty where the server has none."""
     response_id: str | None = None
     """Of the answer."""
+    claimed_id: str | None = None
+    """The body's `request_id`, which no other request of this owner may have meanwhile."""
     n: int = 1
     """Choices per prompt."""
     is_work: bool = False
@@ -131,6 +138,12 @@ class RequestRecord:
 
 CURRENT: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
 """Of the request that is being answered."""
+
+
+def current_owner() -> str:
+    """Of the request that is being answered; what it makes and finds is this owner's."""
+    record = CURRENT.get()
+    return record.owner if record else ""
 
 
 def note_response(response_id: str, n: int | None = None) -> None:

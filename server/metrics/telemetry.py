@@ -40,6 +40,7 @@ class Telemetry:
         self.figures = Figures(engine.info)
         self.ledger = Ledger(self.figures, config.max_kept_timelines, self._tell)
         self._watcher = Watcher(self.figures)
+        self.owner_of = self._watcher.owner_of
         self._engine = engine
         self._config = config
         self._model = model

@@ -30,12 +30,17 @@ class Watcher(Observer):
     def began(self, request: AddRequest) -> Choice:
         self._settle()
         record = CURRENT.get()
-        choice = Choice.of(request, record.received if record else None, time.monotonic())
+        choice = Choice.of(request, record, time.monotonic())
         if record is not None:
             record.add(choice)
         self._choices[choice.request_id] = choice
         self._last_token[choice.request_id] = _NO_TOKEN
         return choice
+
+    def owner_of(self, request_id: str) -> str | None:
+        """Of a choice that runs."""
+        choice = self._choices.get(request_id)
+        return choice.owner if choice else None
 
     def stepped(self, outputs: list[TokenOutput], stats: StepStats | None) -> None:
         """Costs little per token where a step gives one to the same choices as the step before."""

@@ -15,6 +15,8 @@ from configs.settings import MAX_SECONDS
 from server.protocol.unsupported import UNSUPPORTED, WITHOUT_EFFECT
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}(?!\n)$")]
+"""As the header X-Request-Id: what could do harm nowhere that an id is printed."""
 Timeout = Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
 """Seconds of a request, after which it ends with what it has and finish reason `timeout`."""
 
@@ -124,8 +126,8 @@ class GenerationRequest(SamplingFields, kw_only=True):
     """Keep only this many of the prompt's tokens; -1: as many as the context holds."""
     truncation_side: Literal["left", "right"] | None = None
     """Where tokens are left out (default left)."""
-    request_id: Annotated[str, Meta(max_length=256)] | None = None
-    """The answer's id ends with it; no two running requests may have the same."""
+    request_id: RequestId | None = None
+    """The answer's id ends with it; no two running requests of one key may have the same."""
     priority: Int64 | None = None
     """Lower runs first under the `priority` policy."""
     cache_salt: str | None = None

@@ -11,6 +11,7 @@ from server.protocol.common import (
     Int64,
     ModelRequest,
     PromptLogprobs,
+    RequestId,
     SamplingFields,
     StopReason,
     StreamOptions,
@@ -40,7 +41,7 @@ class TokenGenerationRequest(ModelRequest, kw_only=True):
     }
     without_effect: ClassVar[frozenset[str]] = frozenset({"token_offsets"})
 
-    request_id: str | None = None
+    request_id: RequestId | None = None
     """Names the request in the answer (default: a random one)."""
     token_ids: list[Int64]
     sampling_params: TokenSampling

@@ -7,6 +7,7 @@ import msgspec
 
 from configs.errors import RequestError, shown
 from configs.settings import ServerConfig
+from server.metrics.records import current_owner
 from server.protocol.response_items import Item
 from server.protocol.responses import Response
 from server.responses.builder import ResponseBuilder
@@ -31,6 +32,7 @@ class StoredResponse:
         self._response: Response | None = None
         self._builder: ResponseBuilder | None = builder
         self.id = builder.response.id
+        self.owner = current_owner()
         self.own_items = items
         self.context = context
         """What the model answers."""
@@ -74,36 +76,37 @@ class ResponseStore:
         self._max_responses = config.max_stored_responses
         self._max_bytes = config.max_stored_response_bytes
         self._num_bytes = 0
-        self._stored: OrderedDict[str, StoredResponse] = OrderedDict()
-        self._items: dict[str, Item] = {}
-        """What the model said, by id."""
+        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
+        self._items: dict[tuple[str, str], Item] = {}
+        """What the model said. This and the responses by owner and id: the current one's are found, and no others'."""
 
     def get(self, response_id: str, *, param: str | None = None) -> StoredResponse:
         """Raises `ResponseNotFound`, which names `param`."""
-        if (stored := self._stored.get(response_id)) is None:
+        key = (current_owner(), response_id)
+        if (stored := self._stored.get(key)) is None:
             raise ResponseNotFound(response_id, param=param)
-        self._stored.move_to_end(response_id)
+        self._stored.move_to_end(key)
         return stored
 
     def item(self, item_id: str) -> Item | None:
         """An output item of a settled response."""
-        return self._items.get(item_id)
+        return self._items.get((current_owner(), item_id))
 
     def add(self, response: StoredResponse) -> None:
-        self._stored[response.id] = response
+        self._stored[response.owner, response.id] = response
 
     def settle(self, response: StoredResponse) -> None:
         """Nothing more will come. Without effect on a response that is not in the store, or settled already."""
-        if response.id in self._stored and not response.is_settled:
+        if (response.owner, response.id) in self._stored and not response.is_settled:
             response.settle()
             self._account(response)
 
     def discard(self, response: StoredResponse) -> None:
-        if self._stored.pop(response.id, None) is not None and response.is_settled:
+        if self._stored.pop((response.owner, response.id), None) is not None and response.is_settled:
             self._num_bytes -= response.num_bytes
             for item in response.response.output:
                 assert item.id is not None, item
-                del self._items[item.id]
+                del self._items[response.owner, item.id]
 
     async def cancel(self, response: StoredResponse) -> None:
         """End what runs in the background for a response; wait for its end."""
@@ -116,7 +119,7 @@ class ResponseStore:
         self._num_bytes += response.num_bytes
         for item in response.response.output:
             assert item.id is not None, item
-            self._items[item.id] = item
+            self._items[response.owner, item.id] = item
         settled = (one for one in list(self._stored.values()) if one.is_settled)
         while len(self._stored) > self._max_responses or self._num_bytes > self._max_bytes:
             if (oldest := next(settled, None)) is None:

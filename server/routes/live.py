@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from server.http_errors import error_body
 from server.live.watch import Watch, one_frame
+from server.metrics.records import current_owner
 from server.serving import serving_of
 from server.sse import EventStream, event
 
@@ -23,10 +24,10 @@ class LiveRoute:
         if self.watch is None:
             self.watch = Watch(serving)
         if EVENTS not in request.headers.get("accept", ""):
-            return Response(await one_frame(self.watch), media_type="application/json")
+            return Response(await one_frame(self.watch, current_owner()), media_type="application/json")
         if request.method == "HEAD":
             return Response(media_type=EVENTS)
-        return EventStream(self.watch.frames(), LiveWriter())
+        return EventStream(self.watch.frames(current_owner()), LiveWriter())
 
 
 class LiveWriter:

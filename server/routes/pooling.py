@@ -31,7 +31,7 @@ from server.protocol.pooling import (
     ScoreRequest,
     ScoreResponse,
 )
-from server.serving import Serving
+from server.serving import Serving, own_cache_salt
 
 
 class _Embedding:
@@ -55,7 +55,7 @@ class _Embedding:
             request_id=self.id,
             pooling=self.body.pooling or self.serving.config.pooling,
             priority=self.body.priority or 0,
-            cache_salt=self.body.cache_salt,
+            cache_salt=own_cache_salt(self.body.cache_salt),
             deadline=self.serving.deadline(self.body.timeout_s),
         )
 

@@ -4,7 +4,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from configs.errors import RequestError
+from configs.errors import RequestError, shown
+from server.metrics.records import current_owner
 from server.serving import serving_of
 
 
@@ -21,7 +22,7 @@ async def metrics(request: Request) -> Response:
 async def request_timeline(request: Request) -> Response:
     telemetry = serving_of(request).telemetry
     request_id = request.path_params["request_id"]
-    record = telemetry.ledger.find(request_id)
+    record = telemetry.ledger.find(request_id, current_owner())
     if record is None:
-        raise RequestNotFound(f"no request {request_id!r} runs or is among the latest (--max-kept-timelines)")
+        raise RequestNotFound(f"no request {shown(request_id)} runs or is among the latest (--max-kept-timelines)")
     return Response(msgspec.json.encode(await telemetry.timeline(record)), media_type="application/json")

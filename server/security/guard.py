@@ -5,6 +5,7 @@ from starlette.types import Scope
 
 from configs.settings import ServerConfig
 from server.http_errors import ERROR_BODY
+from server.metrics.ledger import RECORD
 from server.operation import ANSWER_HEADERS, Operation
 from server.routes import messages, ollama
 from server.security.keys import CHALLENGE, Unauthorized, read_keys
@@ -42,7 +43,7 @@ class Guard:
         if preflight is None and scope["path"] not in self._open:
             self._origins.refuse_foreign(headers)
             try:
-                self._keys.check(headers)
+                scope[RECORD].owner = self._keys.check(headers)
             except Unauthorized:
                 added.append(CHALLENGE)
                 raise

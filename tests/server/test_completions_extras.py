@@ -258,3 +258,40 @@ async def test_beam_search(client: httpx.AsyncClient) -> None:
 
 async def test_a_request_may_bring_its_id(client: httpx.AsyncClient) -> None:
     assert (await complete(client, prompt="a", request_id="mine"))["id"] == "cmpl-mine"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a\nb",
+        "a\n",
+        "a\r",
+        "\x1b[31m",
+        "a\u2028b",
+        "\x85",
+        "\0",
+        "\u202e",
+        "../../x",
+        "a b",
+        "a=b",
+        '"',
+        "\u00e9",
+        "",
+        "x" * 129,
+    ],
+)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}),
+    ],
+)
+async def test_ids_that_could_do_harm_where_they_are_printed_are_refused(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], name: str
+) -> None:
+    answer = await client.post(path, json={**body, "request_id": name})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "request_id")
+    good = await client.post(path, json={**body, "request_id": "Az09._-" + "x" * 121})
+    assert good.status_code == 200
