@@ -82,7 +82,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPoolMachine = PoolMachine.TestCase
-TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None, derandomize=True)
+TestPoolMachine.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
 def test_block_zero_is_never_handed_out() -> None:

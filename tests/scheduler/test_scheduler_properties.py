@@ -42,7 +42,7 @@ def prompt_of(length: int, prefix: int) -> list[int]:
     return [(position // 5 * prefix + position) % 97 for position in range(length)]
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, deadline=None)
 @given(config=CONFIGS, operations=OPERATIONS)
 def test_random_traffic_ends_every_request_once_with_what_it_gets_alone(config: dict, operations: list) -> None:  # type: ignore[type-arg]
     simulation = Simulation(**config)
@@ -71,7 +71,7 @@ def test_random_traffic_ends_every_request_once_with_what_it_gets_alone(config: 
     simulation.check_outputs()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None)
 @given(seeds=st.lists(st.integers(0, 200), min_size=12, max_size=40), num_blocks=st.integers(10, 16))
 def test_under_pressure_the_first_in_order_ends_first(seeds: list[int], num_blocks: int) -> None:
     """Equal work, first come first served: requests end in the order of arrival."""

@@ -39,7 +39,6 @@ def drawn(label: str, mode: GenerationMode, count: int) -> Counter[int]:
         max_examples=count,
         deadline=None,
         database=None,
-        derandomize=count == QUICK,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

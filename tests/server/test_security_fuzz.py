@@ -172,7 +172,6 @@ def run(port: int, count: int) -> None:
         max_examples=count,
         deadline=None,
         database=None,
-        derandomize=count == QUICK,
         suppress_health_check=list(HealthCheck),
     )
     @given(sent=PIECES)

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from typing import Any
 
 import httpx
@@ -13,10 +14,10 @@ from server.app import create_app
 from tests.server.fake_engine import FakeEngine
 
 
-async def text_of(engine: FakeEngine, config: ServerConfig) -> str:
+async def text_of(engine: FakeEngine, config: ServerConfig, max_tokens: int = 3) -> str:
     app = create_app(engine, config, "fake")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
-        response = await client.post("/v1/completions", json={"prompt": "ab", "stream": True, "max_tokens": 3})
+        response = await client.post("/v1/completions", json={"prompt": "ab", "stream": True, "max_tokens": max_tokens})
     return response.text
 
 
@@ -31,7 +32,13 @@ async def test_a_silent_stream_sends_comments() -> None:
 
 
 async def test_a_busy_stream_sends_none() -> None:
-    assert ": keep-alive" not in await text_of(FakeEngine(), ServerConfig(sse_keep_alive_interval=5))
+    """It takes longer than the interval, but none of its silences does."""
+    engine = FakeEngine(lambda prompt, params: "x" * 30)
+    engine.delay = 0.05
+    begin = time.monotonic()
+    text = await text_of(engine, ServerConfig(sse_keep_alive_interval=1), max_tokens=30)
+    assert time.monotonic() - begin > 1.2
+    assert ": keep-alive" not in text
 
 
 async def test_an_error_behind_a_comment_is_an_event() -> None:
