@@ -169,7 +169,7 @@ class AsyncEngine:
         deadline: float | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """`generate_many` of a single choice."""
-        options = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
         batches = self.generate_many([(prompt_token_ids, params)], request_id=request_id, **options)
         async with aclosing(batches):
             async for batch in batches:
@@ -255,7 +255,7 @@ class AsyncEngine:
         params = SamplingParams(max_tokens=0, pooling=pooling)
         choices = [(token_ids, params) for token_ids in prompts]
         embeddings: list[list[float]] = [[] for _ in prompts]
-        options = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
+        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
         batches = self.generate_many(choices, request_id=request_id, **options)
         async with aclosing(batches):
             async for batch in batches:

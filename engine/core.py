@@ -237,8 +237,8 @@ class EngineCore:
         length = min(8, self.scheduler.max_total_tokens - 2)
         if length < 1:
             return
-        sampling = {"top_p": 0.9, "repetition_penalty": 1.1}  # all kernels of sampling
-        params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True, **sampling)
+        # top_p and a penalty: all kernels of sampling
+        params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True, top_p=0.9, repetition_penalty=1.1)
         self.add_request(AddRequest(request_id="warm-up", prompt_token_ids=[0] * length, sampling_params=params))
         while self.has_work:
             self.step()

@@ -10,6 +10,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -95,8 +96,9 @@ class CoreClient:
     async def wait_ready(self) -> CoreReady:
         """What the core has loaded. Raises `UsageError` with its one line when it has given up."""
         end = asyncio.ensure_future(self.wait_end())
+        either: set[asyncio.Future[Any]] = {self._answer, end}
         try:
-            await asyncio.wait({self._answer, end}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not self._answer.done():  # the last words may still be under way
                 await asyncio.wait({self._answer}, timeout=0.2)
             if not self._answer.done():
@@ -151,7 +153,7 @@ class CoreClient:
     def _receive(self) -> None:
         """Take what has arrived. The socket tells of it once, so what stays for another turn has to be asked for."""
         for _ in range(_MESSAGES_AT_ONCE):
-            if self._socket.closed or not self._socket.getsockopt(zmq.EVENTS) & _READABLE:
+            if self._socket.closed or not int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
                 return  # asking first is cheaper than the exception of a vain attempt
             message = _decoder.decode(self._socket.recv(zmq.NOBLOCK))
             if isinstance(message, StepOutputs):

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -186,7 +187,7 @@ class GraphPool:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream: torch.cuda.Stream | None = None
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Run `work` twice, so that its kernels are compiled and loaded and its libraries have their workspaces, which

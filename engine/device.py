@@ -1,6 +1,5 @@
 """The one place that asks torch about devices, and what settings are where the device decides."""
 
-import msgspec
 import torch
 
 from configs.errors import SettingsError
@@ -37,11 +36,21 @@ def select_device(name: str) -> torch.device:
     return torch.device("cuda" if name == "cuda" or (name == "auto" and has_gpu) else "cpu")
 
 
-def resolved(config: EngineConfig, device: torch.device) -> EngineConfig:
+class ResolvedConfig(EngineConfig, frozen=True, kw_only=True):
+    """Settings in which the device has decided what was left open."""
+
+    block_size: int
+    max_num_batched_tokens: int
+    kv_cache_memory_fraction: float
+    async_scheduling: bool
+
+
+def resolved(config: EngineConfig, device: torch.device) -> ResolvedConfig:
     """`config` with the device's defaults for what was left open; `device` then names the type of `device`."""
-    defaults = {name: value for name, value in _DEFAULTS[device.type].items() if getattr(config, name) is None}
+    values = {name: getattr(config, name) for name in EngineConfig.__struct_fields__}
+    values |= {name: value for name, value in _DEFAULTS[device.type].items() if values[name] is None}
     cuda_graphs = config.cuda_graphs and device.type == "cuda"
-    return msgspec.structs.replace(config, device=device.type, cuda_graphs=cuda_graphs, **defaults)
+    return ResolvedConfig(**values | {"device": device.type, "cuda_graphs": cuda_graphs})
 
 
 def device_name(device: torch.device) -> str:

@@ -1,19 +1,19 @@
 """How many blocks the KV cache gets. The backend owns the storage and its layout, the scheduler the blocks."""
 
 from configs.errors import SettingsError
-from configs.settings import EngineConfig
+
+from .device import ResolvedConfig
 
 MAX_TOKENS = 2**19
 """On a CPU a larger cache serves no batch that one process can keep busy."""
 
 
 def plan_num_blocks(
-    config: EngineConfig, *, block_bytes: int, max_model_len: int, free_bytes: int
+    config: ResolvedConfig, *, block_bytes: int, max_model_len: int, free_bytes: int
 ) -> tuple[int, list[str]]:
     """Blocks of the cache, the reserved block 0 included, and notes for the start-up message.
 
-    `kv_cache_tokens` decides; else a share of the free memory, but no more than the largest batch can fill. `config`
-    is resolved for its device.
+    `kv_cache_tokens` decides; else a share of the free memory, but no more than the largest batch can fill.
     Raises `SettingsError` when not even one block fits, or `kv_cache_tokens` exceed the free memory.
     """
     if config.kv_cache_tokens is None:

@@ -22,7 +22,7 @@ class RawLogprobs:
         each row come behind its likeliest."""
         self._rows = np.flatnonzero(num_logprobs >= 0)
         self._counts = num_logprobs[self._rows].tolist()
-        self._wanted_ids = [()] * len(self._rows) if wanted_ids is None else [wanted_ids[row] for row in self._rows]
+        self._wanted_ids = [() if wanted_ids is None else wanted_ids[row] for row in self._rows.tolist()]
         if self._counts:
             self._index, wanted = upload((self._rows, self._wanted_matrix()), logits.device)
             asking = logits if len(self._rows) == len(logits) else logits[self._index]

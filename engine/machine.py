@@ -58,8 +58,8 @@ def _cgroups(controller: str, root: Path, own: Path) -> Iterator[Path]:
     for line in (_read(own) or "").splitlines():
         _, controllers, path = line.split(":", 2)
         inner |= {name: Path(path.lstrip("/")) for name in controllers.split(",") if name in inner}
-    for name, path in inner.items():
-        yield from (root / name / outer for outer in (*reversed(path.parents), path))
+    for name, own_path in inner.items():
+        yield from (root / name / outer for outer in (*reversed(own_path.parents), own_path))
 
 
 def has_native_bfloat16() -> bool:

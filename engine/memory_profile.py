@@ -6,11 +6,10 @@ from torch import Tensor
 
 from configs.errors import SettingsError
 from configs.sampling import SamplingParams
-from configs.settings import EngineConfig
 
 from .attention.metadata import AttentionMetadata
 from .decode_graphs import GraphInputs, graph_sizes
-from .device import free_memory
+from .device import ResolvedConfig, free_memory
 from .loading import LoadedModel
 from .sampler import sample
 from .sampling_rows import SamplingRows
@@ -21,7 +20,7 @@ GRAPH_BYTES = 16 * 2**20
 """What the driver keeps of one captured step, besides the pool of all of them; an estimate."""
 
 
-def measured_free_bytes(model: LoadedModel, config: EngineConfig, max_model_len: int) -> int:
+def measured_free_bytes(model: LoadedModel, config: ResolvedConfig, max_model_len: int) -> int:
     """Bytes for the KV cache: on a CPU the free memory, which steps share; on a GPU what is free while torch still
     holds all that the largest step took, less the room of the CUDA graphs.
 
@@ -45,7 +44,7 @@ def measured_free_bytes(model: LoadedModel, config: EngineConfig, max_model_len:
 
 
 @torch.inference_mode()
-def run_largest_step(model: LoadedModel, config: EngineConfig, max_model_len: int) -> None:
+def run_largest_step(model: LoadedModel, config: ResolvedConfig, max_model_len: int) -> None:
     """As many tokens and requests as a step may have, each of which samples in every way that takes memory. Nothing is
     stored: the KV cache may be the reserved block alone."""
     num_tokens = min(config.max_num_batched_tokens, config.max_num_seqs * max_model_len)
@@ -66,7 +65,7 @@ def run_largest_step(model: LoadedModel, config: EngineConfig, max_model_len: in
 
 
 @torch.inference_mode()
-def _graph_bytes(model: LoadedModel, config: EngineConfig, max_model_len: int) -> int:
+def _graph_bytes(model: LoadedModel, config: ResolvedConfig, max_model_len: int) -> int:
     """Their pool is as large as the largest graph needs, and one result is kept."""
     if not (config.cuda_graphs and model.backend.captures_decode):
         return 0
@@ -92,8 +91,8 @@ def _step(starts: np.ndarray, model: LoadedModel) -> StepTensors:
         slot_mapping=np.full(len(positions), -1, np.int64),
         device=spec.device,
     )
-    tensors = upload((np.zeros_like(positions), positions, positions + 1), spec.device)
-    return StepTensors(*tensors, metadata)
+    token_ids, positions, rope_lengths = upload((np.zeros_like(positions), positions, positions + 1), spec.device)
+    return StepTensors(token_ids, positions, rope_lengths, metadata)
 
 
 def _logits(model: LoadedModel, step: StepTensors, wanted: np.ndarray) -> Tensor:

@@ -138,10 +138,14 @@ class ModelRunner:
             *(inputs.token_ids, inputs.positions, inputs.rope_lengths, inputs.pending, inputs.pending_rows),
             *(inputs.query_start_loc, inputs.seq_lens, inputs.block_table, inputs.slot_mapping),
         )
-        token_ids, positions, rope_lengths, pending, pending_rows, *tensors = upload(arrays, self._device)
+        uploaded = upload(arrays, self._device)
+        token_ids, positions, rope_lengths, pending, pending_rows = uploaded[:5]
+        query_start_loc, seq_lens, block_table, slot_mapping = uploaded[5:]
         if len(inputs.pending):
             token_ids[pending] = self._newest[pending_rows]
-        metadata = AttentionMetadata(*tensors, inputs.query_start_loc, inputs.seq_lens)
+        metadata = AttentionMetadata(
+            *(query_start_loc, seq_lens, block_table, slot_mapping), inputs.query_start_loc, inputs.seq_lens
+        )
         return StepTensors(token_ids, positions, rope_lengths, metadata)
 
     def _logits(self, step: StepTensors, logit_indices: np.ndarray) -> Tensor:

@@ -41,14 +41,14 @@ class LogitEdits:
         for *before, last in params.bad_sequences:
             (self._last_ids.setdefault(tuple(before), []) if before else bad_ids).append(last)
         self.bad_ids = np.array(bad_ids, np.int64)
-        self._newest: deque[int] = deque(maxlen=max(map(len, self._last_ids), default=0))  # output tokens
+        self._newest: deque[int] = deque(maxlen=max((len(ids) for ids in self._last_ids), default=0))  # output tokens
         self.stop_ids = np.array(sorted(stop_token_ids), np.int64)
         self.min_tokens = params.min_tokens
         for token_id in output_token_ids.tolist():
             self.append(token_id)
         self.is_empty = not (
             self._thinking
-            or any(map(len, (self.bias_ids, self._allowed_ids, self.bad_ids, self._last_ids)))
+            or any(len(ids) for ids in (self.bias_ids, self._allowed_ids, self.bad_ids, self._last_ids))
             or (self.min_tokens > 0 and len(self.stop_ids) > 0)
         )
 

@@ -118,8 +118,8 @@ class CPUAttention:
             *(array.ctypes.data for array in arrays),
             self.partials.data_ptr(),
         )
-        for (name, _), value in zip(_Attention._fields_, values, strict=True):
-            setattr(step, name, value)
+        for field, value in zip(_Attention._fields_, values, strict=True):
+            setattr(step, field[0], value)
 
     def run(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """As the protocol has it; the result is overwritten by the next call."""

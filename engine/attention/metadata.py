@@ -45,8 +45,9 @@ class AttentionMetadata:
         device: torch.device | None = None,
     ) -> Self:
         """From arrays of the types above; `device` None is the CPU."""
-        tensors = upload((query_start_loc, seq_lens, block_table, slot_mapping), device or torch.device("cpu"))
-        return cls(*tensors, query_start_loc, seq_lens)
+        host = query_start_loc, seq_lens
+        starts, lens, table, slots = upload((*host, block_table, slot_mapping), device or torch.device("cpu"))
+        return cls(starts, lens, table, slots, *host)
 
     @cached_property
     def max_query_len(self) -> int:

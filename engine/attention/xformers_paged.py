@@ -140,9 +140,9 @@ class _Chunks:
         tokens = _ranges(starts[rows].astype(np.int64), query_lens)
         sequence, position = np.repeat(rows, seq_lens), _ranges(np.zeros_like(seq_lens), seq_lens)
         ends = [np.concatenate([[0], lens.cumsum()]).astype(np.int32) for lens in (query_lens, seq_lens)]
-        self.tokens, sequence, position, *offsets = upload((tokens, sequence, position, *ends), spec.device)
-        blocks = metadata.block_table[sequence, position // spec.block_size]
-        self.slots = blocks * spec.block_size + position % spec.block_size  # int64 [keys]
+        self.tokens, row, token, *offsets = upload((tokens, sequence, position, *ends), spec.device)
+        blocks = metadata.block_table[row, token // spec.block_size]
+        self.slots = blocks * spec.block_size + token % spec.block_size  # int64 [keys]
         infos = [
             attn_bias._SeqLenInfo(tensor, int(lens.max()), int(lens.min()), end.tolist())
             for tensor, lens, end in zip(offsets, (query_lens, seq_lens), ends, strict=True)
@@ -168,7 +168,7 @@ class _Chunks:
 def _operator(block_size: int) -> Any:
     """triton_splitk with tiles of keys that divide a block, and with splits that do not depend on the batch's size."""
 
-    class SplitKeys(triton_splitk.FwOp):
+    class SplitKeys(triton_splitk.FwOp):  # type: ignore[misc]  # xformers has no types
         BLOCK_N = next(keys for keys in (64, 32, 16) if block_size % keys == 0)
         MAX_BLOCK_M = 1  # rounds the rows of its workspace up, for nothing
 

@@ -151,10 +151,12 @@ def _run(steps: Steps, token_ids: Tensor) -> dict[str, float]:
     """Seconds of one step by kernel, with `other` for all the rest of it; and of a `step` as requests meet it, which
     runs all layers in one call."""
     seconds: dict[str, float] = defaultdict(float)
-    decoder, backend, ops = steps.decoder, steps.backend, steps.decoder.ops
+    decoder: Any = steps.decoder  # a Stopwatch is what it stands before only at run time
+    backend, ops = steps.backend, decoder.ops
     names = {"attention_input": "attention_input", "attention_output": "attention_output", "logits": "logits"}
     decoder.ops = Stopwatch(ops, {**names, "choose_tokens": "sampling"}, seconds)
-    steps.backend = Stopwatch(backend, {"run": "attention"}, seconds)
+    stopwatch: Any = Stopwatch(backend, {"run": "attention"}, seconds)
+    steps.backend = stopwatch
     try:
         start = time.perf_counter()
         _step(steps, token_ids)

@@ -47,7 +47,7 @@ def with_scales(tensors: dict[str, StoredTensor], quantization: dict[str, Any]) 
 
 def _scale(tensor: StoredTensor, scale: StoredTensor, quantization: dict[str, Any]) -> Scale:
     rows, columns = tensor.shape
-    blocks = {(1, 1): tensor.shape, (rows, 1): (1, columns)}
+    blocks = {(1, 1): (rows, columns), (rows, 1): (1, columns)}
     size = quantization.get("weight_block_size")
     if isinstance(size, list) and len(size) == 2:
         blocks[-(-rows // size[0]), -(-columns // size[1])] = (size[0], size[1])

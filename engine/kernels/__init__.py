@@ -24,7 +24,7 @@ def select_ops(
 
     from .torch_ops import TorchOps
 
-    shape = {
+    shape: dict[str, Any] = {
         "num_heads": config.num_heads,
         "num_kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,

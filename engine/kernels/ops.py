@@ -83,14 +83,14 @@ class Ops(Protocol):
 
     def pack_quantised(self, name: str, weight: QuantisedWeight, bias: Tensor | None) -> Any:
         """As `pack`, for weights of 8 or 4 bits."""
-        ...
+        raise AssertionError(f"{name}: packs_quantised is false")
 
     packs_float8: ClassVar[bool]
     """Whether there is `pack_float8`."""
 
     def pack_float8(self, name: str, weight: Float8Weight, bias: Tensor | None) -> Any:
         """As `pack`, for a layer that rounds its input to float8 as well; rows and columns are multiples of 16."""
-        ...
+        raise AssertionError(f"{name}: packs_float8 is false")
 
     def bind(self, layer: LayerWeights) -> Any:
         """The layer in the form that the two operations below take; called once, when all is loaded."""

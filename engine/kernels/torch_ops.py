@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.attention.metadata import AttentionBackend
 
-from .ops import LayerWeights, Penalties, TokenChoice, each_layer
+from .ops import LayerWeights, Ops, Penalties, TokenChoice, each_layer
 from .penalties import SparsePenalties
 from .torch_sampling import choose_tokens
 
@@ -34,14 +34,14 @@ class OneDNNLinear(NamedTuple):
 
 def onednn_packs(weight: Tensor) -> bool:
     """Whether torch can lay out `weight` for this machine."""
-    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+    if weight.device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if weight.dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return weight.dtype == torch.float32
 
 
-class TorchOps:
+class TorchOps(Ops):
     """See `Ops` for shapes. Norms, rotary embedding and softmax are computed in float32."""
 
     packs_quantised: ClassVar[bool] = False

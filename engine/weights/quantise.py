@@ -40,7 +40,8 @@ def read_quantised(
             arrays = [host.numpy() for host in hosts]
             with np.errstate(all="ignore"):
                 for place, groups in _groups(part, form, piece):
-                    for out, values in zip(arrays, groups, strict=True):
+                    triple: tuple[np.ndarray, ...] = groups
+                    for out, values in zip(arrays, triple, strict=True):
                         out[place] = values.reshape(out[place].shape)
             if not all(np.isfinite(array).all() for array in arrays[1:]):
                 raise CheckpointError(

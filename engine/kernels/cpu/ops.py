@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engine.attention.cpu import CPUAttention
 from engine.attention.metadata import AttentionBackend, KVCache
-from engine.kernels.ops import LayerWeights, TokenChoice, each_layer
+from engine.kernels.ops import LayerWeights, Ops, TokenChoice, each_layer
 from engine.kernels.penalties import SparsePenalties
 from engine.kernels.quantised import QuantisedWeight
 
@@ -98,7 +98,7 @@ class _Layers:
     array: ctypes.Array[_Layer]
 
 
-class CPUOps:
+class CPUOps(Ops):
     """See `Ops` for shapes. `hidden` is float32 and updated in place; the next call overwrites q, k, v and logits."""
 
     packs_quantised: ClassVar[bool] = True
@@ -143,7 +143,8 @@ class CPUOps:
         data = torch.empty(_round_up(weight.shape[0], LANES) * padded, dtype=self.dtype)
         weight = weight.contiguous()
         self._pack(weight.data_ptr(), data.data_ptr(), weight.shape[0], columns, padded, 1)
-        return CPULinear(data, None, None, None if bias is None else bias.float(), *weight.shape, padded, 0)
+        rows = weight.shape[0]
+        return CPULinear(data, None, None, None if bias is None else bias.float(), rows, columns, padded, 0)
 
     def pack_quantised(self, name: str, weight: QuantisedWeight, bias: Tensor | None) -> CPULinear:
         q, scale, minimum = weight.q, weight.scale, weight.minimum

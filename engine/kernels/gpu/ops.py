@@ -7,7 +7,7 @@ decode, where the stream stays in the L2 cache.
 Nothing waits for the device and nothing depends on what tensors hold, so all of it can be captured in a CUDA graph.
 """
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ class TritonOps(TorchOps):
         """What a layer adds to the residual stream is added by the next one's norm."""
         if not isinstance(backend, PagedAttention):
             return each_layer(self, hidden, layers, cos_sin, wanted, backend)
-        residual, delta = hidden, None
+        residual: Tensor = hidden
+        delta: Tensor | None = None
         for index, layer in enumerate(layers):
             residual, normed = add_rms_norm(residual, delta, layer.input_norm, self.norm_eps)
             q = self._rotate(layer.qkv(normed), layer, cos_sin, cache_slots(backend, index))
@@ -65,9 +66,10 @@ class TritonOps(TorchOps):
             if index == len(layers) - 1:
                 residual, attention = residual[wanted], attention[wanted]
             residual, delta = self._behind_attention(residual, attention, layer)
+        assert delta is not None  # there are layers
         return residual + delta
 
-    def logits(self, hidden: Tensor, norm_weight: Tensor, head: TorchLinear | QuantisedLinear) -> Tensor:
+    def logits(self, hidden: Tensor, norm_weight: Tensor, head: Any) -> Tensor:
         if isinstance(head, QuantisedLinear):
             return head(self._norm(hidden, norm_weight), torch.float32)
         if not (hidden.is_cuda and len(hidden) and isinstance(head, TorchLinear) and head.bias is None):
@@ -98,5 +100,7 @@ class TritonOps(TorchOps):
 def cache_slots(backend: PagedAttention, layer: int) -> KVStore:
     """The layer's cache, and where the step's tokens go in it."""
     cache = backend.cache
-    scales = (cache.key_scales[layer], cache.value_scales[layer]) if backend.spec.has_scales else (None, None)
-    return KVStore(cache.keys[layer], cache.values[layer], *scales, backend.metadata.slot_mapping)
+    key_scales, value_scales = (
+        (cache.key_scales[layer], cache.value_scales[layer]) if backend.spec.has_scales else (None, None)
+    )
+    return KVStore(cache.keys[layer], cache.values[layer], key_scales, value_scales, backend.metadata.slot_mapping)
