@@ -10,7 +10,14 @@ from configs.errors import UsageError
 from configs.settings import EngineConfig, ServerConfig
 from configs.sources import resolve
 from server.commands.bench.flags import CLIENTS, add_benchmarks
-from server.flags import Parser, add_model_argument, add_setting_flags, given_settings, refuse_unknown
+from server.flags import (
+    Parser,
+    add_foreign_flags,
+    add_model_argument,
+    add_setting_flags,
+    given_settings,
+    refuse_unknown,
+)
 from server.version import version
 
 
@@ -26,7 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
-    parser, commands = build_parser()
+    argv = [_with_hyphens(argument) for argument in argv]
+    parser, commands = build_parser(argv)
     arguments, unknown = parser.parse_known_args(argv)
     command = commands[_name(arguments)]
     refuse_unknown(unknown, command)
@@ -34,6 +42,12 @@ def _run(argv: list[str]) -> int:
     module = importlib.import_module(f"server.commands.{arguments.module}")
     code: int = module.run(config, arguments)
     return code
+
+
+def _with_hyphens(argument: str) -> str:
+    """--max_num_seqs=4, as vLLM takes it too, as --max-num-seqs=4."""
+    flag, sign, value = argument.partition("=")
+    return flag.replace("_", "-") + sign + value if flag.startswith("--") else argument
 
 
 def _name(arguments: argparse.Namespace) -> str:
@@ -49,8 +63,8 @@ def _config(arguments: argparse.Namespace) -> EngineConfig | None:
     return resolve(cls, toml=arguments.config, environ=os.environ, flags=given_settings(arguments, cls))
 
 
-def build_parser() -> tuple[Parser, dict[str, Parser]]:
-    """The parser of `octavo`, and those of its commands by name."""
+def build_parser(argv: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
+    """The parser of `octavo`, and those of its commands by name, for this command line."""
     parser = Parser(prog="octavo", description="LLM inference server with an OpenAI-style API.")
     parser.add_argument("--version", action="version", version=f"octavo {version()}")
     kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -65,6 +79,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     with_model = {name: command for name, command in commands.items() if name not in CLIENTS}
     for command in with_model.values():
         add_model_argument(command)
+    add_foreign_flags(serve, argv)
     _add_sampling_flags(generate)
     _add_sampling_flags(chat)
     generate.add_argument("--prompt", action="append", required=True, help="text to continue; may be repeated")

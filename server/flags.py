@@ -1,7 +1,7 @@
 """Command-line flags made from the settings' fields, so that names, types and texts have one source."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
@@ -12,12 +12,14 @@ from msgspec import Meta
 from configs.errors import UsageError
 from configs.settings import SchedulerConfig
 from configs.sources import OTHER_WORDS, did_you_mean, plain_type, preset_names
+from server.foreign_flags import FIXED, FOREIGN, SAME, Foreign
 
 
 class Once(argparse.Action):
     """Stores a value. Another one for the same setting is refused: it is not for the order to decide which counts."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        values = self.const if self.nargs == 0 else values
         earlier = getattr(namespace, self.dest, values)
         if earlier != values:
             name = option_string or self.dest.upper()
@@ -35,6 +37,20 @@ class Switch(argparse.BooleanOptionalAction):
             parser.error(f"{option_string} contradicts what the command line says before it")
 
 
+class Passed(argparse.Action):
+    """A flag of another server: refused, or kept in `passed` with what is to be told of it."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, *, row: Foreign, **options: Any) -> None:
+        super().__init__(option_strings, "passed", **options)
+        self.row = row
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if self.row.passing is None:
+            namespace.passed = [*namespace.passed, f"{option_string} {self.row.answer}"]
+        elif values not in self.row.passing:
+            parser.error(f"{option_string} {self.row.answer}")
+
+
 class Parser(argparse.ArgumentParser):
     """Raises `UsageError` instead of leaving the process."""
 
@@ -47,7 +63,9 @@ class Parser(argparse.ArgumentParser):
 
 def add_model_argument(parser: argparse.ArgumentParser) -> None:
     text = "a Hugging Face folder, a GGUF file, or smollm2 for the bundled checkpoint (the default)"
-    parser.add_argument("model", nargs="?", metavar="MODEL", help=text, default=argparse.SUPPRESS, action=Once)
+    options: dict[str, Any] = {"metavar": "MODEL", "action": Once, "default": argparse.SUPPRESS}
+    parser.add_argument("model", nargs="?", help=text, **options)
+    parser.add_argument("--model", "-m", help=argparse.SUPPRESS, **options)
 
 
 def add_setting_flags(parser: argparse.ArgumentParser, cls: type[SchedulerConfig]) -> None:
@@ -74,7 +92,26 @@ def add_setting_flags(parser: argparse.ArgumentParser, cls: type[SchedulerConfig
             options |= {"choices": get_args(kind), "type": partial(_in_our_words, other_words)}
         else:
             options["metavar"] = {int: "N", float: "X"}.get(kind, "TEXT")
-        parser.add_argument(flag, **options)
+        parser.add_argument(flag, *SAME.get(field.name, ()), **options)
+    for flag, (name, value) in FIXED.items():
+        if name in cls.__struct_fields__:
+            options = {"dest": name, "const": value, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+            parser.add_argument(flag, action=Once, nargs=0, **options)
+
+
+def add_foreign_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Those flags of other servers that `argv` holds. What is to be told of them comes into `passed`."""
+    parser.set_defaults(passed=[])
+    given = {argument.partition("=")[0] for argument in argv}
+    for row in FOREIGN:
+        names = [word for word in row.flags.split() if word.startswith("-")]
+        if given.isdisjoint(names):
+            continue
+        metavar = row.flags.rpartition(" ")[2]
+        nargs = 0 if metavar in names else "?" if metavar.startswith("[") else None
+        parser.add_argument(
+            *names, action=Passed, row=row, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+        )
 
 
 def given_settings(arguments: argparse.Namespace, cls: type[SchedulerConfig]) -> Mapping[str, object]:
@@ -91,10 +128,13 @@ def given_settings(arguments: argparse.Namespace, cls: type[SchedulerConfig]) ->
 
 
 def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
-    """Raise `UsageError` for arguments that no flag took, with the nearest flag."""
+    """Raise `UsageError` for arguments that no flag took, with the nearest flag, or what is to be said of it."""
     if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings]
+        flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
         name = unknown[0].split("=")[0]  # the value may be a secret
+        for row in FOREIGN:
+            if name in row.flags.split():
+                raise UsageError(f"{name} {row.answer}")
         raise UsageError(f"unknown argument {name}{did_you_mean(name, flags)}")
 
 

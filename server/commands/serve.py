@@ -39,8 +39,8 @@ def run(config: ServerConfig, arguments: argparse.Namespace) -> int:
         importlib.import_module("server.metrics.tracing")  # says at once which packages it lacks
     raise_descriptor_limit()
     bound = bind_unix(config.uds) if config.uds else bind(config.host, config.port)
-    if warning:
-        logger.warning(warning)
+    for one in [*arguments.passed, *([warning] if warning else [])]:
+        logger.warning(one)
     with bound as listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
         death = runner.run(_serve(config, listener))
     if death is not None:

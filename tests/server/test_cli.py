@@ -12,6 +12,7 @@ from configs.settings import EngineConfig, ServerConfig
 from server import cli
 from server.commands.serve import model_name
 from server.flags import description, given_settings
+from server.foreign_flags import FIXED, FOREIGN, SAME
 from server.listener import bind
 
 pytestmark = pytest.mark.usefixtures("logging_as_it_was")
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def parsed(*argv: str) -> dict[str, object]:
-    parser, _ = cli.build_parser()
+    parser, _ = cli.build_parser(argv)
     return dict(given_settings(parser.parse_args(argv), ServerConfig))
 
 
@@ -47,6 +48,14 @@ def test_flags_are_settings() -> None:
         (["serve", "--port", "70000"], ["--port", "65535"]),
         (["serve", "--dtype", "int8"], ["--dtype", "float32"]),
         (["serve", "--config", "none"], ["--config none", "cpu, gpu, test"]),
+        (["serve", "--max_num_seq", "1"], ["did you mean --max-num-seqs?"]),
+        (["serve", "--tensor-parallel-size", "2"], ["--tensor-parallel-size", "one device"]),
+        (["serve", "--gpu-memory-utilization=0.9"], ["--gpu-memory-utilization", "--kv-cache-memory-fraction"]),
+        (["serve", "--enable-lora"], ["--enable-lora", "adapters"]),
+        (["serve", "-hf", "maker/model"], ["-hf", "GGUF file"]),
+        (["serve", "--temp", "0.5"], ["--temp", "requests say it"]),
+        (["generate", "--prompt", "a", "-ngl", "99"], ["-ngl", "--device"]),
+        (["serve", "--max-model-len", "4x"], ["--max-model-len", "'4x'"]),
         (["serv"], ["serv", "serve"]),
         ([], ["COMMAND"]),
         (["bench"], ["WHAT"]),
@@ -98,12 +107,48 @@ def test_values_that_add_up(argv: list[str], given: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("argv", "given"),
+    [
+        (["--model", "folder"], {"model": "folder"}),
+        (["-m", "a.gguf", "-c", "0", "-t", "-1"], {"model": "a.gguf", "max_model_len": "0", "num_threads": "-1"}),
+        (["folder", "--ctx-size=4k", "-np", "4"], {"model": "folder", "max_model_len": "4k", "max_num_seqs": "4"}),
+        (["--alias", "a,b", "--served-model-name", "c"], {"served_model_name": ["a,b", "c"]}),
+        (["--enforce-eager"], {"cuda_graphs": False}),
+        (["--no-webui", "--verbose"], {"page": False, "log_level": "debug"}),
+        (["--max-num-seqs", "4", "-fa", "--jinja", "folder"], {"max_num_seqs": "4", "model": "folder"}),
+        (["folder", "--swap-space", "4", "-ngl", "99", "-fa", "on"], {"model": "folder"}),
+        (["folder", "--tensor-parallel-size", "1", "-n", "-1"], {"model": "folder"}),
+        (["--dtype", "bf16", "--reasoning-parser", "deepseek_r1"], {"dtype": "bfloat16", "reasoning_parser": "think"}),
+    ],
+)
+def test_flags_of_other_servers(argv: list[str], given: dict[str, object]) -> None:
+    assert parsed("serve", *argv) == given
+
+
+def test_what_is_passed_over_is_told() -> None:
+    argv = ["serve", "--swap-space=4", "--trust-remote-code", "-tp", "1"]
+    parser, _ = cli.build_parser(argv)
+    assert [one.split()[0] for one in parser.parse_args(argv).passed] == ["--swap-space", "--trust-remote-code"]
+    assert parser.parse_args(["serve"]).passed == []
+
+
+def test_other_servers_flags_hide_none_of_ours() -> None:
+    known = {"--" + field.name.replace("_", "-") for field in msgspec.structs.fields(ServerConfig)}
+    assert known.isdisjoint(word for row in FOREIGN for word in row.flags.split())
+    assert {*SAME, *(name for name, _ in FIXED.values())} <= set(ServerConfig.__struct_fields__)
+
+
+@pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["--port", "5", "--port", "6"], ["--port 6", "5"]),
         (["--dtype", "bfloat16", "--dtype", "float32"], ["--dtype float32", "bfloat16"]),
         (["--page", "--no-page"], ["--no-page"]),
         (["--no-page", "--page"], ["--page"]),
+        (["--no-ui", "--page"], ["--page"]),
+        (["--cuda-graphs", "--enforce-eager"], ["--enforce-eager"]),
+        (["folder", "--model", "other"], ["--model other", "folder"]),
+        (["-c", "4", "--max-model-len", "5"], ["--max-model-len 5"]),
     ],
 )
 def test_no_value_wins_silently_over_another(
