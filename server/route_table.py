@@ -20,11 +20,17 @@ from server.protocol.live import Live
 from server.protocol.messages import CountTokensRequest, Message, MessagesRequest, TokenCount
 from server.protocol.messages import Event as MessageEvent
 from server.protocol.ollama import (
+    EmbedRequest,
+    EmbedResponse,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaModels,
+    PullRequest,
+    PullStatus,
     ShowRequest,
     ShowResponse,
+    SingleEmbedding,
+    SingleEmbeddingRequest,
 )
 from server.protocol.pooling import (
     EmbeddingRequest,
@@ -64,7 +70,8 @@ from server.routes.live import LiveRoute
 from server.routes.messages import CountTokensRoute, MessagesRoute
 from server.routes.models import list_models, retrieve_model
 from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
-from server.routes.ollama_models import ShowRoute, api_version, list_running, list_tags
+from server.routes.ollama_embed import embed, single_embedding
+from server.routes.ollama_models import PullRoute, ShowRoute, api_version, list_running, list_tags, refuse_changes
 from server.routes.openapi import DocumentRoute
 from server.routes.page import PageRoute
 from server.routes.pooling import embeddings, pooling, rerank, score
@@ -196,6 +203,29 @@ def _ollama(config: ServerConfig) -> list[Operation]:
             body=ShowRequest,
             answers=(ShowResponse,),
         ),
+        whole("/api/embed", EmbedRequest, embed, "Embed texts, in Ollama's form", EmbedResponse, config),
+        whole(
+            "/api/embeddings",
+            SingleEmbeddingRequest,
+            single_embedding,
+            "Embed a text, in Ollama's older form",
+            SingleEmbedding,
+            config,
+        ),
+        Operation(
+            "POST",
+            "/api/pull",
+            PullRoute(config),
+            "Whether the model is there, in Ollama's form",
+            body=PullRequest,
+            answers=(PullStatus,),
+            events=(PullStatus,),
+            events_type=lines,
+        ),
+        Operation(
+            "POST", "/api/copy /api/create /api/push", refuse_changes, "Refused, with the reason", (), errors=(400,)
+        ),
+        Operation("DELETE", "/api/delete", refuse_changes, "Refused, with the reason", (), errors=(400,)),
         Operation("GET", "/api/tags", list_tags, "The served model, in Ollama's form", (OllamaModels,)),
         Operation("GET", "/api/ps", list_running, "The loaded model, in Ollama's form", (OllamaModels,)),
         Operation("GET", "/api/version", api_version, "The version of Ollama whose API this is", (Version,)),

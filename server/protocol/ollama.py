@@ -70,6 +70,36 @@ class OllamaGenerateRequest(OllamaRequest, kw_only=True):
     """Token ids that an earlier answer gave, to be continued."""
 
 
+class EmbeddingBody(OllamaBody, kw_only=True):
+    without_effect: ClassVar[frozenset[str]] = frozenset({"keep_alive", "options"})
+
+    timeout_s: Timeout | None = None
+    """Seconds until the request fails with 408; the server may have a bound of its own."""
+
+
+class EmbedRequest(EmbeddingBody, kw_only=True):
+    input: str | list[str] | None = None
+    """Without any, nothing is embedded."""
+    truncate: bool | None = None
+    """False: refuse what the context does not hold. Else the end of each text is cut off."""
+    dimensions: Int64 | None = None
+    """Keep only this many numbers of each embedding, the first; they are scaled to length 1 again. 0 keeps all."""
+
+
+class SingleEmbeddingRequest(EmbeddingBody, kw_only=True):
+    prompt: str | None = None
+    """Without one, nothing is embedded. What the context does not hold is cut off."""
+
+
+class PullRequest(OllamaBody, kw_only=True):
+    without_effect: ClassVar[frozenset[str]] = frozenset({"insecure", "username", "password"})
+
+    name: str | None = None
+    """The older name of `model`."""
+    stream: bool | None = None
+    """Left out, it is true."""
+
+
 class ShowRequest(OllamaBody, kw_only=True):
     without_effect: ClassVar[frozenset[str]] = frozenset({"verbose"})
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"options": ({},), "system": ("",), "template": ("",)}
@@ -133,6 +163,25 @@ class OllamaError(msgspec.Struct, frozen=True):
     error: str
 
 
+class EmbedResponse(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    embeddings: list[list[float] | str]
+    """Scaled to (Euclidean) length 1."""
+    total_duration: int
+    """Nanoseconds."""
+    load_duration: int = 0
+    """The model was there already."""
+    prompt_eval_count: int
+
+
+class SingleEmbedding(msgspec.Struct, frozen=True):
+    embedding: list[float] | str
+
+
+class PullStatus(msgspec.Struct, frozen=True):
+    status: str = "success"
+
+
 class OllamaFunction(msgspec.Struct, frozen=True):
     index: int
     name: str
@@ -167,7 +216,8 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
 
 class OllamaDetails(msgspec.Struct, frozen=True, kw_only=True):
     parent_model: str = ""
-    format: str = ""
+    format: str
+    """gguf or safetensors."""
     family: str
     families: list[str]
     parameter_size: str

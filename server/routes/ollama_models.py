@@ -1,4 +1,7 @@
-"""What Ollama's API tells of the model: GET /api/tags, /api/ps and /api/version, POST /api/show."""
+"""What Ollama's API tells of the model: GET /api/tags, /api/ps and /api/version, POST /api/show.
+
+And how it looks after models, of which there is the served one, as it is.
+"""
 
 import hashlib
 import re
@@ -9,9 +12,19 @@ from starlette.responses import Response
 
 from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
+from engine.bundled import BUNDLED
 from server.answers.reasoning import detect_reasoning
 from server.parsing import BodyParser, ignored_header
-from server.protocol.ollama import OllamaDetails, OllamaModel, OllamaModels, ShowRequest, ShowResponse
+from server.protocol.ollama import (
+    OllamaDetails,
+    OllamaModel,
+    OllamaModels,
+    PullRequest,
+    PullStatus,
+    ShowRequest,
+    ShowResponse,
+)
+from server.routes.ollama import LineStream
 from server.serving import Serving, serving_of
 
 API_VERSION = "0.13.0"
@@ -53,6 +66,27 @@ class ShowRoute:
         return _json(await _shown(serving), ignored_header(parsed.ignored_fields))
 
 
+class PullRoute:
+    """Called with a request; raises `RequestError`. The served model is there, and no other can be had."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.parser = BodyParser(PullRequest, config)
+
+    async def __call__(self, request: Request) -> Response:
+        parsed = await self.parser.parse(request)
+        body = parsed.body
+        serving_of(request).check_model(body.model or body.name)
+        content, headers = msgspec.json.encode(PullStatus()), ignored_header(parsed.ignored_fields)
+        if body.stream is False:
+            return Response(content, headers=headers, media_type="application/json")
+        return Response(content + b"\n", headers=headers, media_type=LineStream.media_type)
+
+
+async def refuse_changes(request: Request) -> Response:
+    name = serving_of(request).model.id
+    raise InvalidRequest(f"{request.url.path} is not offered: this server serves {name!r} as it is")
+
+
 async def _shown(serving: Serving) -> ShowResponse:
     details = _details(serving)
     return ShowResponse(
@@ -92,7 +126,9 @@ def _model(serving: Serving, name: str, **fields: str | int) -> OllamaModel:
 def _details(serving: Serving) -> OllamaDetails:
     info = serving.engine.info
     family = re.sub(r"For[A-Z].*", "", info.architecture).lower()
+    file = serving.config.model
     return OllamaDetails(
+        format="gguf" if BUNDLED.get(file, file).endswith(".gguf") else "safetensors",
         family=family,
         families=[family],
         parameter_size=_parameter_size(info.num_parameters),
@@ -101,22 +137,26 @@ def _details(serving: Serving) -> OllamaDetails:
 
 
 def _level(serving: Serving) -> str:
+    """Of a GGUF file, which has several types, the type of most bits left out; names sort by bits."""
     info = serving.engine.info
-    return FLOATS.get(info.dtype, info.dtype) if info.quantization == "none" else info.quantization
+    if info.quantization == "none":
+        return FLOATS.get(info.dtype, info.dtype)
+    stored = re.match(r"gguf \((\w+)", info.quantization)
+    return stored[1] if stored else info.quantization
 
 
 def _size(serving: Serving) -> int:
-    """Of GGUF files, whose level names several types, with the mean of their bits."""
-    level = _level(serving)
-    named = [int(bits) for bits in re.findall(r"Q(\d)", level)]
-    bits = sum(named) / len(named) if named else BITS.get(level, 16)
+    """With the mean of the bits of a GGUF file's types."""
+    named = [int(bits) for bits in re.findall(r"Q(\d)", serving.engine.info.quantization)]
+    bits = sum(named) / len(named) if named else BITS.get(_level(serving), 16)
     return int(serving.engine.info.num_parameters * bits / 8)
 
 
 def _parameter_size(count: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+    """As Ollama rounds."""
+    for unit, size, digits in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 0)):
         if count >= size:
-            return f"{count / size:.1f}{unit}"
+            return f"{count / size:.{digits}f}{unit}"
     return str(count)
 
 

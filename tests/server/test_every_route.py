@@ -23,6 +23,9 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/chat": {"model": "fake", "messages": USER},
     "/api/generate": {"model": "fake", "prompt": "hi"},
     "/api/show": {"model": "fake"},
+    "/api/embed": {"model": "fake", "input": "hi"},
+    "/api/embeddings": {"model": "fake", "prompt": "hi"},
+    "/api/pull": {"model": "fake"},
     "/v1/embeddings": {"input": "hi"},
     "/pooling": {"input": "hi"},
     "/score": {"text_1": "hi", "text_2": "ho"},
@@ -136,7 +139,7 @@ async def test_editors_send_many_stop_strings(
         check_error(await client.post(path, json={**BODIES[path], field: value}), 400)
 
 
-@pytest.mark.parametrize("path", ["/v1/", "/v1/no", "/api/no", "/api/chat/", "/api/blobs/x", "/v1/messages/no"])
+@pytest.mark.parametrize("path", ["/v1/", "/v1/no", "/api/no", "/api/chat/no", "/api/blobs/x", "/v1/messages/no"])
 async def test_unknown_paths_have_the_error_of_their_protocol(client: httpx.AsyncClient, path: str) -> None:
     for method in ("GET", "POST", "HEAD"):
         response = await client.request(method, path, json={})
@@ -170,7 +173,7 @@ async def test_bodies_over_the_limit_are_refused(client: httpx.AsyncClient, path
     check_error(await client.post(path, content=b"x" * 100_001, headers=JSON), 413)
 
 
-@pytest.mark.parametrize("path", sorted(BODIES.keys() - {"/api/show"}))
+@pytest.mark.parametrize("path", sorted(BODIES.keys() - {"/api/show", "/api/pull"}))
 async def test_nothing_is_generated_by_a_dead_engine(client: httpx.AsyncClient, engine: FakeEngine, path: str) -> None:
     engine.is_dead = True
     check_error(await client.post(path, json=BODIES[path]), 503)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from datetime import datetime
 from typing import Any
 
@@ -532,6 +533,91 @@ async def test_tags(client: httpx.AsyncClient) -> None:
     assert model["details"]["quantization_level"] == "F32"
 
 
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [("smollm2", "gguf"), ("/models/a.gguf", "gguf"), ("/models/a", "safetensors"), ("a.gguf/b", "safetensors")],
+)
+async def test_the_format_is_the_files(engine: FakeEngine, model: str, form: str) -> None:
+    transport = httpx.ASGITransport(create_app(engine, ServerConfig(model=model), "fake"))
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for path in ("/api/tags", "/api/ps"):
+            [found] = (await client.get(path)).json()["models"]
+            assert found["details"]["format"] == form
+        assert (await client.post("/api/show", json={"model": "fake"})).json()["details"]["format"] == form
+
+
+EMBEDDINGS = {"h": [104, 1, 2, 3], "hi": [105, 1, 2, 3]}
+"""Of the fake engine, by text."""
+
+
+def unit(vector: list[float]) -> Any:
+    return pytest.approx([value / math.hypot(*vector) for value in vector])
+
+
+@pytest.mark.parametrize("text", ["hi", ["hi"], ["hi", "h"]])
+async def test_embed(client: httpx.AsyncClient, text: str | list[str]) -> None:
+    body = {"model": "fake:latest", "input": text, "options": {"num_ctx": 5}, "keep_alive": "5m", "truncate": True}
+    response = await client.post("/api/embed", json=body)
+    assert ignored(response) == set()
+    whole = response.json()
+    texts = [text] if isinstance(text, str) else text
+    assert whole["embeddings"] == [unit(EMBEDDINGS[one]) for one in texts]
+    assert whole["prompt_eval_count"] == sum(1 + len(one) for one in texts)
+    assert whole["total_duration"] > 0
+    assert (whole["model"], whole["load_duration"]) == ("fake", 0)
+
+
+async def test_embeddings_are_cut_to_dimensions(client: httpx.AsyncClient) -> None:
+    for dimensions in (0, 2, 4, None):
+        whole = (await client.post("/api/embed", json={"input": "hi", "dimensions": dimensions})).json()
+        assert whole["embeddings"] == [unit(EMBEDDINGS["hi"][: dimensions or 4])]
+    for dimensions in (5, -1, 1.5):
+        response = await client.post("/api/embed", json={"input": "hi", "dimensions": dimensions})
+        assert (response.status_code, "dimensions" in response.json()["error"]) == (400, True)
+
+
+async def test_long_texts_are_embedded_by_their_beginning(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    long = "x" * 999 + "y" * 100
+    for path, field in (("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        assert (await client.post(path, json={field: long})).status_code == 200
+        assert engine.embedded[0] == [[BOS, *b"x" * 999]]
+    response = await client.post("/api/embed", json={"input": ["hi", long], "truncate": False})
+    assert (response.status_code, "input" in response.json()["error"]) == (400, True)
+
+
+async def test_the_older_route_embeds_one_text_as_the_model_gives_it(client: httpx.AsyncClient) -> None:
+    response = await client.post("/api/embeddings", json={"model": "fake", "prompt": "hi", "keep_alive": -1})
+    assert response.json() == {"embedding": EMBEDDINGS["hi"]}
+
+
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings"])
+async def test_without_a_text_nothing_is_embedded(client: httpx.AsyncClient, path: str) -> None:
+    field, answered = ("input", "embeddings") if path == "/api/embed" else ("prompt", "embedding")
+    for body in ({}, {field: ""}, {field: None}):
+        assert (await client.post(path, json=body)).json()[answered] == []
+    for value in (5, [5], {}):
+        response = await client.post(path, json={field: value})
+        assert (response.status_code, field in response.json()["error"]) == (400, True)
+
+
+async def test_the_served_model_is_pulled_already(client: httpx.AsyncClient) -> None:
+    for name in ("fake", "fake:latest"):
+        whole = await client.post("/api/pull", json={"model": name, "stream": False})
+        assert whole.json() == {"status": "success"}
+        lines = await client.post("/api/pull", json={"name": name, "insecure": False})
+        assert lines.headers["content-type"].startswith("application/x-ndjson")
+        assert [json.loads(line) for line in lines.text.splitlines()] == [{"status": "success"}]
+    other = await client.post("/api/pull", json={"model": "other"})
+    assert (other.status_code, "other" in other.json()["error"]) == (404, True)
+
+
+@pytest.mark.parametrize("what", ["copy", "create", "push", "delete"])
+async def test_models_are_not_managed(client: httpx.AsyncClient, what: str) -> None:
+    method = "DELETE" if what == "delete" else "POST"
+    response = await client.request(method, f"/api/{what}", json={"model": "fake", "source": "fake"})
+    assert (response.status_code, f"/api/{what}" in response.json()["error"]) == (400, True)
+
+
 async def test_ps(client: httpx.AsyncClient) -> None:
     [model] = (await client.get("/api/ps")).json()["models"]
     assert (model["name"], model["context_length"], model["size_vram"]) == ("fake", 1000, 0)
@@ -541,11 +627,12 @@ async def test_ps(client: httpx.AsyncClient) -> None:
 @pytest.mark.parametrize(
     ("count", "dtype", "quantization", "size", "shown"),
     [
-        (134_515_008, "bfloat16", "none", 269_030_016, ("134.5M", "BF16")),
+        (134_515_008, "bfloat16", "none", 269_030_016, ("134.52M", "BF16")),
         (8_030_261_248, "bfloat16", "int4", 4_015_130_624, ("8.0B", "int4")),
-        (1234, "float32", "none", 4936, ("1.2K", "F32")),
+        (1234, "float32", "none", 4936, ("1K", "F32")),
         (12, "float32", "int8", 12, ("12", "int8")),
-        (1000, "float32", "gguf (Q4_1, Q8_0)", 750, ("1.0K", "gguf (Q4_1, Q8_0)")),
+        (1000, "float32", "gguf (Q4_1, Q8_0)", 750, ("1K", "Q4_1")),
+        (1000, "float32", "gguf (Q4_K), int4 in 3 of 5 linear layers", 500, ("1K", "Q4_K")),
     ],
 )
 async def test_sizes(
