@@ -18,6 +18,9 @@ OctavoError
 
 import re
 
+MAX_MESSAGE = 1000
+"""Characters of a message to a client, which may quote what the client sent, and others' words."""
+MAX_PARAM = 200
 _NAME = re.compile(r"[\w.:/+@-]{1,64}", re.ASCII)
 
 
@@ -28,6 +31,19 @@ def shown(value: object) -> str:
     if isinstance(value, str):
         return repr(value) if _NAME.fullmatch(value) or not value else f"a text of {len(value)} characters"
     return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
+
+
+def bounded(text: str, limit: int = MAX_MESSAGE) -> str:
+    """`text`, or its beginning."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
+
+
+def printable(text: str) -> str:
+    """`text` in one line that neither looks like several nor steers a terminal: all that is not plainly seen escaped,
+    such as line breaks, control characters and marks that turn the direction of writing."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 class OctavoError(Exception):
@@ -58,9 +74,9 @@ class RequestError(OctavoError):
     retry_after: int | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message = message
-        self.param = param
+        self.message = bounded(message)
+        super().__init__(self.message)
+        self.param = param if param is None else bounded(param, MAX_PARAM)
         self.code = code
 
 

@@ -1,6 +1,7 @@
 """`SamplingParams`: how one request is decoded."""
 
 import math
+import reprlib
 from collections.abc import Iterable
 from typing import Literal
 
@@ -12,6 +13,9 @@ MAX_LOGPROBS = 20
 MAX_PATTERN_SIZE = 1024
 MAX_BAD_WORDS = 256
 MAX_WORD = 256
+_REPR = reprlib.Repr()
+_REPR.maxother = 200
+"""Of long values, which errors quote, the beginning."""
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -168,4 +172,4 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 def _check(param: str, ok: bool, value: object, wanted: str) -> None:
     if not ok:
-        raise InvalidRequest(f"{param} must be {wanted}; got {value!r}", param=param)
+        raise InvalidRequest(f"{param} must be {wanted}; got {_REPR.repr(value)}", param=param)

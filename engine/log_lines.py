@@ -1,14 +1,17 @@
 """The form of what is logged, the same in both processes: lines for people, or a JSON object each. Imports no torch."""
 
+import json
 import logging
 import os
 import sys
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, Literal
 
-import msgspec
+from configs.errors import printable
 
+_ExceptionInfo = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 LogFormat = Literal["console", "json"]
 NO_ID = "-"
 
@@ -24,16 +27,27 @@ def configure(level: str, form: LogFormat, process: str, request_id: Callable[[]
 
 
 class ConsoleLines(logging.Formatter):
-    """`fields`, given as `extra`, stand behind the message."""
+    """`fields`, given as `extra`, stand behind the message. Each record begins one line, whatever it quotes; what else
+    belongs to it is indented."""
 
     def __init__(self, request_id: Callable[[], str]) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
         self._request_id = request_id
 
+    def format(self, record: logging.LogRecord) -> str:
+        record.exc_text = None  # which may be of another form
+        return super().format(record)
+
     def formatMessage(self, record: logging.LogRecord) -> str:
-        line = super().formatMessage(record)
+        line = super().formatMessage(record).strip()
         shown = _fields(record, self._request_id())
-        return " ".join([line, *(f"{name}={value}" for name, value in shown.items())])
+        return printable(" ".join([line, *(f"{name}={_quoted(str(value))}" for name, value in shown.items())]))
+
+    def formatException(self, ei: _ExceptionInfo) -> str:
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:
+        return _indented(stack_info)
 
 
 class JsonLines(logging.Formatter):
@@ -54,7 +68,16 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode()
+        return json.dumps(line, default=str).replace("\x7f", "\\u007f")  # all else that is not seen is escaped
+
+
+def _indented(text: str) -> str:
+    return "\n".join("    " + printable(line) for line in text.splitlines())
+
+
+def _quoted(value: str) -> str:
+    """`value`, so that no part of it looks like another field."""
+    return json.dumps(value, ensure_ascii=False) if not value or set(value) & set(' "=') else value
 
 
 def _fields(record: logging.LogRecord, request_id: str) -> dict[str, Any]:

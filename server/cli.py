@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from configs.errors import UsageError
+from configs.errors import UsageError, printable
 from configs.settings import EngineConfig, ServerConfig
 from configs.sources import resolve
 from server.commands.bench.flags import CLIENTS, add_benchmarks
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(sys.argv[1:] if argv is None else list(argv))
     except UsageError as error:
-        print("octavo: error:", " ".join(str(error).split()), file=sys.stderr)
+        print("octavo: error:", printable(" ".join(str(error).split())), file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

@@ -14,7 +14,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from configs.errors import UsageError
+from configs.errors import UsageError, printable
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
 from engine.bundled import BUNDLED
@@ -44,7 +44,7 @@ def run(config: ServerConfig, arguments: argparse.Namespace) -> int:
     with bound as listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
         death = runner.run(_serve(config, listener))
     if death is not None:
-        print("octavo: error:", death, file=sys.stderr)
+        print("octavo: error:", printable(death), file=sys.stderr)
     return 0 if death is None else 1
 
 
@@ -71,7 +71,7 @@ async def _serve(config: ServerConfig, listener: socket.socket) -> str | None:
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.002)
-        _say(config, _start_message(config, engine.info, engine.default_sampling, listener))
+        _say(config, *_start_message(config, engine.info, engine.default_sampling, listener))
         death = asyncio.ensure_future(engine.wait_death())
         await asyncio.wait({serving, death}, return_when=asyncio.FIRST_COMPLETED)
         server.end()
@@ -81,8 +81,9 @@ async def _serve(config: ServerConfig, listener: socket.socket) -> str | None:
         await engine.shutdown()
 
 
-def _say(config: ServerConfig, text: str) -> None:
+def _say(config: ServerConfig, *lines: str) -> None:
     """To whoever has started the server; programs read the log."""
+    text = "\n".join(map(printable, lines))
     if config.log_format == "json":
         logger.info(text)
         return
@@ -118,7 +119,9 @@ async def _interruptible(work: Coroutine[Any, Any, AsyncEngine]) -> AsyncEngine:
         raise UsageError("stopped while loading") from error
 
 
-def _start_message(config: ServerConfig, info: CoreReady, sampling: dict[str, Any], listener: socket.socket) -> str:
+def _start_message(
+    config: ServerConfig, info: CoreReady, sampling: dict[str, Any], listener: socket.socket
+) -> list[str]:
     """What is served and how, where the start-up's time went, and a request to try."""
     url = f"{'https' if config.ssl_certfile else 'http'}://{'localhost' if config.uds else _address(listener)}"
     to_socket = f" --unix-socket {config.uds}" if config.uds else ""
@@ -126,7 +129,7 @@ def _start_message(config: ServerConfig, info: CoreReady, sampling: dict[str, An
     total = seconds_since_process_start()
     phases = {**info.timings, "other": max(0.0, total - sum(info.timings.values()))}
     body = json.dumps({"messages": [{"role": "user", "content": "Hello!"}], "stream": True})
-    lines = [
+    return [
         f"  model      {model_name(config)}: {info.architecture}, {info.num_parameters / 1e6:,.1f} million parameters",
         f"  machine    {info.device}, {info.num_threads} threads, {info.dtype}, quantization {info.quantization}",
         f"  attention  {info.attention_backend}",
@@ -138,7 +141,6 @@ def _start_message(config: ServerConfig, info: CoreReady, sampling: dict[str, An
         f"Serving on {config.uds or url}. Try:",
         f"  curl -N{to_socket} {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
     ]
-    return "\n".join(lines)
 
 
 def _address(listener: socket.socket) -> str:

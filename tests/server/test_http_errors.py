@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from typing import Any
 
 import httpx
 import pytest
@@ -11,7 +12,9 @@ from configs.settings import ServerConfig
 from server.app import create_app
 from server.parsing import BodyParser
 from server.protocol.completions import CompletionRequest
+from tests.server.conftest import MODEL
 from tests.server.fake_engine import FakeEngine
+from tests.server.test_every_route import BODIES
 
 JSON = {"content-type": "application/json"}
 ROUTES = ["/v1/completions", "/v1/chat/completions"]
@@ -170,3 +173,60 @@ async def test_what_the_tokenizer_is(client: httpx.AsyncClient, engine: FakeEngi
     info = (await client.get("/tokenizer_info")).json()
     assert (info["bos_token"], info["eos_token"], info["pad_token"]) == ("<begin>", "<end>", None)
     assert (info["chat_template"], info["model_max_length"]) == ("{{ messages }}", 1000)
+
+
+LONG = "x" * 50_000
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_no_error_repeats_what_it_was_sent_at_length(engine: FakeEngine, path: str) -> None:
+    app = create_app(engine, ServerConfig(strict_fields=True), MODEL)
+    fields: dict[str, Any] = {
+        LONG: 1,
+        "model": LONG,
+        "request_id": LONG,
+        "stop": [LONG] * 99,
+        "logit_bias": {str(number): 101 for number in range(9999)},
+        "logprob_token_ids": list(range(49_152)),
+        "seed": 10**300,
+        "response_format": {"type": LONG},
+        "structured_outputs": {LONG: 1},
+        "format": {LONG: LONG},
+        "tools": [{"type": LONG, "name": LONG, "function": {"name": LONG}}],
+        "tool_choice": {"type": LONG, "name": LONG},
+        "options": {LONG: 1, "stop": LONG},
+        "include": [LONG],
+        "previous_response_id": LONG,
+        "messages": [{"role": LONG, "content": [{"type": LONG}]}],
+        "input": [{"type": LONG}],
+        "sampling_params": {LONG: LONG, "logprob_token_ids": list(range(49_152))},
+        "encoding_format": LONG,
+    }
+    refused = 0
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for name, value in fields.items():
+            for stream in (False, True):
+                answer = await client.post(path, json={**BODIES[path], name: value, "stream": stream})
+                refused += answer.status_code >= 400
+                assert answer.status_code < 500
+                assert len(answer.content) < 2000
+        assert refused > 4
+        for method, url in [("GET", f"{path}/{LONG}"), ("POST", f"/{LONG}"), ("GET", f"/v1/requests/{LONG}")]:
+            answer = await client.request(method, url)
+            assert answer.status_code >= 400
+            assert len(answer.content) < 2000
+
+
+@pytest.mark.parametrize("num_tokens", [0, 2])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat", "/api/generate"]
+)
+async def test_nor_does_an_error_of_the_engine(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, stream: bool, num_tokens: int
+) -> None:
+    engine.fail_after = (num_tokens, InvalidRequest("a long story: " + LONG, param=LONG))
+    answer = await client.post(path, json={**BODIES[path], "stream": stream})
+    assert "a long story" in answer.text
+    assert len(answer.content) < 8000

@@ -7,11 +7,14 @@ import re
 import sys
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
 
+from configs.settings import ServerConfig
 from engine.log_lines import ConsoleLines, JsonLines, configure
+from server.app import create_app
 from server.security.request_ids import CURRENT
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_every_route import BODIES
@@ -126,6 +129,59 @@ def test_both_forms_say_the_same() -> None:
     assert (line["message"], line["tokens"], line["request_id"], line["process"]) == ("it ends", 7, "abc", "engine")
     assert "request_id" not in logged(ConsoleLines(lambda: "-"), "it ends")
     assert "request_id" not in logged(JsonLines("engine", lambda: "-"), "it ends")
+
+
+HOSTILE = [
+    "a\nb", "a\r\nb", "\x1b[31mred", "\x9b31m", "\u2028", "\u2029", "\x85", "\0", "\x0b", "\x7f", "\u202e\u2066",
+    "\u200f", "\ud800", "\U000e0001", "2026-11-30 23:59:59,000 INFO octavo.requests: POST /v1/completions 200 error=x",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_text_forges_a_line_or_steers_a_terminal(text: str) -> None:
+    try:
+        raise ValueError(f"first {text}\n{text}")
+    except ValueError:
+        options = {"exc_info": True, "stack_info": True, "extra": {"fields": {"response_id": text, "n": 1}}}
+        console = logged(ConsoleLines(lambda: "abc"), f"it {text} ends", **options)
+        record = logged(JsonLines("server", lambda: text), f"it {text} ends", **options)
+    for written in (console, record):
+        assert all(letter.isprintable() for letter in written.replace("\n", "")), written
+    first, *others = console.splitlines()
+    assert re.match(r"\d{4}-\S+ \S+ ERROR test\.forms: it ", first)
+    assert [line[:4] for line in others] == ["    "] * len(others)
+    assert "ValueError: first" in console
+    names = re.findall(r'(\w+)=(?:"(?:[^"\\]|\\.)*"|[^\s"]+)', first.partition(" ends ")[2])
+    assert names == ["request_id", "response_id", "n"]
+    [line] = record.splitlines()
+    assert json.loads(line)["message"] == f"it {text} ends"
+
+
+@pytest.mark.parametrize("form", [ConsoleLines, lambda request_id: JsonLines("server", request_id)])
+async def test_nothing_that_a_client_sends_forges_a_line(root: logging.Logger, engine: FakeEngine, form: Any) -> None:
+    written = io.StringIO()
+    handler = logging.StreamHandler(written)
+    handler.setFormatter(form(CURRENT.get))
+    root.addHandler(handler)
+    root.setLevel("DEBUG")
+    app = create_app(engine, ServerConfig(), "model\n2026-11-30 23:59:59,000 FORGED \x1b[31m")
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        for text in HOSTILE[:-3]:
+            header = {"x-request-id": text.encode("utf-8"), "traceparent": text.encode()}
+            fields = {"request_id": text, "model": text, "user": text, "cache_salt": text, "stop": text, text: 1}
+            for name in fields:
+                for path, body in BODIES.items():
+                    if path in ("/v1/completions", "/api/chat", "/v1/responses"):
+                        await client.post(path, json={**body, name: fields[name]}, headers=header)
+            await client.get(f"/v1/requests/{quote(text)}")
+            engine.fail_after = (1, ZeroDivisionError(text))
+            await client.post("/v1/completions", json={"prompt": text, "user": text})
+            engine.fail_after = None
+    lines = written.getvalue().split("\n")
+    assert len(lines) > 100
+    assert all(line.isprintable() for line in lines)
+    assert {bool(re.match(r"\{|\d{4}-|    |$", line)) for line in lines} == {True}
+    assert not any(re.match("2026-11-30 23:59:59", line) for line in lines)
 
 
 def test_exceptions_and_odd_values_stay_one_line_of_json() -> None:
