@@ -44,7 +44,7 @@ from server.protocol.pooling import (
 )
 from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
-from server.protocol.responses import DeletedResponse, ResponsesRequest
+from server.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
 from server.protocol.responses import Response as ResponseSnapshot
 from server.protocol.server_state import Entrance, Health, Load, ServerInfo, TokenizerInfo, Version
 from server.protocol.timelines import RequestTimeline
@@ -147,6 +147,14 @@ def _responses(config: ServerConfig) -> list[Operation]:
             body=ResponsesRequest,
             answers=(ResponseSnapshot,),
             events=RESPONSE_EVENTS,
+        ),
+        Operation(
+            "POST",
+            "/v1/responses/input_tokens",
+            routes.input_tokens,
+            "Count the tokens of a response's prompt",
+            (InputTokens,),
+            body=ResponsesRequest,
         ),
         Operation(
             "GET",

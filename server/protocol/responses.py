@@ -187,6 +187,11 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
         return self.status not in ("queued", "in_progress")
 
 
+class InputTokens(msgspec.Struct, frozen=True):
+    input_tokens: int
+    object: str = "response.input_tokens"
+
+
 class DeletedResponse(msgspec.Struct, frozen=True):
     id: str
     object: str = "response"

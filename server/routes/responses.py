@@ -8,7 +8,7 @@ from starlette.responses import Response as HttpResponse
 
 from configs.errors import InvalidRequest, shown
 from configs.settings import ServerConfig
-from server.chat import start_chat
+from server.chat import render, start_chat
 from server.convert.response_items import read_items
 from server.convert.responses import chat_of, first_snapshot
 from server.disconnect import until_disconnect
@@ -16,7 +16,7 @@ from server.generation import Generation
 from server.parsing import BodyParser, ignored_header, query_of
 from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
-from server.protocol.responses import DeletedResponse, ResponsesRequest
+from server.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
 from server.responses.builder import ResponseBuilder
 from server.responses.running import EventsWriter, TapeWriter, in_background, told, whole
 from server.responses.store import ResponseStore, StoredResponse
@@ -50,6 +50,18 @@ class ResponsesRoutes:
             self.store.add(stored)
             self.store.settle(stored)
         return _json(response, headers)
+
+    async def input_tokens(self, request: Request) -> HttpResponse:
+        """How many tokens the model would read for the body of `create`."""
+        serving = serving_of(request)
+        serving.check_alive()
+        parsed = await self.parser.parse(request)
+        body = parsed.body
+        serving.check_model(body.model)
+        previous = self._previous(body)
+        context = [*(previous.conversation if previous else []), *read_items(body.input, self.store.item)]
+        rendered = await render(serving, chat_of(body, context, serving.config))
+        return _json(InputTokens(len(rendered.token_ids)), ignored_header(parsed.ignored_fields))
 
     async def retrieve(self, request: Request) -> HttpResponse:
         """With `stream`, the events from `starting_after` on."""

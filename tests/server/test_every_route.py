@@ -20,6 +20,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": USER},
     "/inference/v1/generate": {"token_ids": [104, 105], "sampling_params": {"max_tokens": 5}},
     "/v1/responses": {"input": "hi"},
+    "/v1/responses/input_tokens": {"input": "hi"},
     "/api/chat": {"model": "fake", "messages": USER},
     "/api/generate": {"model": "fake", "prompt": "hi"},
     "/api/show": {"model": "fake"},

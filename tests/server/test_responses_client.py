@@ -45,6 +45,15 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
+def test_input_tokens_are_those_that_a_response_counts(api: openai.OpenAI) -> None:
+    first = api.responses.create(model="fake", input="hi")
+    asked: Any = {"model": "fake", "input": "and you?", "previous_response_id": first.id, "instructions": "be brief"}
+    counted = api.responses.input_tokens.count(**asked)
+    made = api.responses.create(**asked)
+    assert made.usage is not None
+    assert counted.input_tokens == made.usage.input_tokens > 20
+
+
 def test_create_and_retrieve_and_delete(api: openai.OpenAI) -> None:
     made = api.responses.create(model="fake", input="hi")
     assert made.output_text == "<hi>"
