@@ -146,7 +146,7 @@ class AsyncEngine:
         """Source of the chat template in use."""
         return self._inputs.chat_template
 
-    async def render_chat(self, messages: Sequence[dict[str, Any]], **kwargs: Any) -> RenderedChat:
+    async def render_chat(self, messages: Sequence[dict[str, Any]], /, **kwargs: Any) -> RenderedChat:
         """See `InputProcessor.render_chat`."""
         return await self._in_thread(lambda: self._inputs.render_chat(messages, **kwargs))
 

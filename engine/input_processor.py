@@ -52,7 +52,7 @@ class InputProcessor:
         return self.tokenizer.encode(text, add_special_tokens)
 
     def render_chat(
-        self, messages: Sequence[dict[str, Any]], *, chat_template: str | None = None, **template_kwargs: Any
+        self, messages: Sequence[dict[str, Any]], /, *, chat_template: str | None = None, **template_kwargs: Any
     ) -> RenderedChat:
         """The chat as the template renders it, or `chat_template` instead; it writes the special tokens itself.
 

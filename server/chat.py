@@ -51,6 +51,8 @@ class Chat:
     cache_salt: str | None = None
     timeout: float | None = None
     """Seconds."""
+    passed_over: list[str] = field(default_factory=list)
+    """See `Generation`."""
 
 
 class Answers:
@@ -106,6 +108,7 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
         request_id=chat.request_id,
         timeout=chat.timeout,
         beam_length_penalty=chat.beam_length_penalty,
+        passed_over=chat.passed_over,
     )
     return generation, Answers(reading.new_parser)
 

@@ -3,7 +3,7 @@
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -40,6 +40,7 @@ class Generation:
         request_id: str | None = None,
         timeout: float | None = None,
         beam_length_penalty: float | None = None,
+        passed_over: Sequence[str] = (),
     ) -> None:
         """With `beam_length_penalty` the choices of a prompt are its likeliest sequences, and there is only the
         `whole` answer. The `timeout` that the request asks for, in seconds, begins now."""
@@ -56,6 +57,8 @@ class Generation:
         self.created = int(time.time())
         self.latest: list[RequestOutput | None] = [None] * (len(prompts) * self.n)
         """Of each choice; it holds the choice's counts. Whoever reads `run` keeps it up to date."""
+        self.passed_over = list(passed_over)
+        """Parts of the request that nothing follows from, for the header that names them."""
         self._priority = priority or 0
         self._cache_salt = own_cache_salt(cache_salt)
         self._deadline = serving.deadline(timeout)

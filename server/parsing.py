@@ -15,7 +15,7 @@ from starlette.requests import Request
 from configs.errors import InvalidRequest, RequestError, shown
 from configs.settings import ServerConfig
 from server.protocol.common import RequestBody
-from server.protocol.unsupported import check_unsupported
+from server.protocol.unsupported import asks_for_nothing, check_unsupported
 
 INLINE_BYTES = 64 * 2**10
 """Bodies up to this size are parsed on the event loop: faster than a thread."""
@@ -39,7 +39,7 @@ class BodyTooLarge(RequestError):
 class Parsed(Generic[Body]):
     body: Body
     ignored_fields: list[str]
-    """Fields that no known API has."""
+    """Fields that no known API has, and hints that nothing follows from."""
 
 
 class BodyParser(Generic[Body]):
@@ -50,7 +50,8 @@ class BodyParser(Generic[Body]):
         self.strict_fields = config.strict_fields
         self.body_type = body_type
         fields = {field.encode_name for field in msgspec.structs.fields(body_type)}
-        self.known = fields | body_type.unsupported.keys() | body_type.without_effect
+        self.looked_at = body_type.unsupported.keys() | body_type.hints
+        self.known = fields | self.looked_at | body_type.without_effect
         self.fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
         self.body = msgspec.json.Decoder(body_type)
 
@@ -68,7 +69,7 @@ class BodyParser(Generic[Body]):
             raise InvalidRequest(f"the body holds more than {MAX_VALUES} values")
         try:
             raw = self.fields.decode(data)
-            unsupported = {name: _plain(raw[name]) for name in raw if name in self.body_type.unsupported}
+            looked_at = {name: _plain(raw[name]) for name in raw if name in self.looked_at}
             body = self.body.decode(data)
         except RecursionError as error:
             raise InvalidRequest("the body is nested too deeply") from error
@@ -76,12 +77,14 @@ class BodyParser(Generic[Body]):
             raise InvalidRequest(validation_message(error), param=_param(str(error))) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from error
-        for name, value in unsupported.items():
-            check_unsupported(self.body_type.unsupported, name, value)
+        for name in looked_at.keys() & self.body_type.unsupported:
+            check_unsupported(self.body_type.unsupported, name, looked_at[name])
         check_one_of(body)
         ignored = [name for name in raw if name not in self.known]
         if ignored and self.strict_fields:
             raise InvalidRequest(f"unknown field {ignored[0][:64]}", param=ignored[0])
+        hints = looked_at.keys() & self.body_type.hints
+        ignored += sorted(name for name in hints if not asks_for_nothing(self.body_type.hints, name, looked_at[name]))
         return Parsed(body, ignored)
 
     async def _read(self, request: Request) -> bytes:

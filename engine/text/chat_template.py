@@ -38,6 +38,7 @@ class ChatTemplate:
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],
+        /,
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
@@ -65,7 +66,7 @@ class ChatTemplate:
     def _run(self, messages: list[dict[str, Any]], variables: Mapping[str, Any]) -> str:
         assert self._template is not None
         try:
-            return self._template.render(**{**self._special_tokens, **variables}, messages=messages)
+            return self._template.render({**self._special_tokens, **variables, "messages": messages})
         except SecurityError as error:
             raise InvalidRequest(f"the chat template was stopped: {error}", param="messages") from error
         except Refusal as error:

@@ -1,6 +1,5 @@
 """From the fields of /v1/chat/completions to a `Chat`."""
 
-import json
 from typing import Any
 
 from configs.errors import InvalidRequest, shown
@@ -9,6 +8,10 @@ from configs.settings import ServerConfig
 from server.chat import Chat
 from server.convert.sampling import beam_length_penalty, given_sampling
 from server.convert.structured import field_names
+from server.convert.tool_input import arguments_in_history
+from server.convert.tool_results import TEXTS, result_text
+from server.convert.tools import offered, tool_choice, tool_of
+from server.field_names import naming
 from server.protocol.chat import ChatRequest
 
 RESERVED_TEMPLATE_KWARGS = {
@@ -29,14 +32,15 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
         raise InvalidRequest(message, param="chat_template")
     if body.echo and not body.continue_final_message:
         raise InvalidRequest("echo of a chat needs continue_final_message", param="echo")
-    tools = [tool_of(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])]
+    passed_over: list[str] = []
+    choice, tools = _tools(body, passed_over)
     sampling = given_sampling(body, config)
     sampling["logprobs"] = _num_logprobs(body)
     return Chat(
-        messages=chat_messages(body.messages),
+        messages=chat_messages(body.messages, passed_over),
         tools=tools,
-        tool_choice=tool_choice(body.tool_choice, tools),
-        parallel_tool_calls=body.parallel_tool_calls is not False,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False and not body.functions,
         chat_template=body.chat_template,
         template_kwargs=_template_kwargs(body),
         sampling=sampling,
@@ -49,17 +53,32 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
         priority=body.priority,
         cache_salt=body.cache_salt,
         timeout=body.timeout_s,
+        passed_over=passed_over,
     )
 
 
-def chat_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def chat_messages(messages: list[dict[str, Any]], passed_over: list[str]) -> list[dict[str, Any]]:
     """Messages as templates expect them: content a string, arguments of tool calls an object.
 
-    Raises `InvalidRequest` naming the message.
+    What tools gave and cannot be read is added to `passed_over`. Raises `InvalidRequest` naming the message.
     """
     if not messages:
         raise InvalidRequest("messages is empty", param="messages")
-    return [_chat_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_chat_message(message, f"messages[{index}]", passed_over) for index, message in enumerate(messages)]
+
+
+def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[str, list[dict[str, Any]]]:
+    """The choice and the tools; `functions` are tools under their older name, of which a choice calls one."""
+    for older, newer in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(body, older) and getattr(body, newer):
+            raise InvalidRequest(f"{older} and {newer} exclude each other", param=older)
+    functions = [{"type": "function", "function": function} for function in body.functions or ()]
+    named: Any = body.function_call
+    if isinstance(named, dict):
+        named = {"type": "function", "function": named}
+    with naming({"tools": "functions", "tool_choice": "function_call"} if functions else {}):
+        tools = offered(body.tools or functions, tool_of, passed_over)
+        return tool_choice(body.tool_choice or named, tools)
 
 
 def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
@@ -88,44 +107,16 @@ def _num_logprobs(body: ChatRequest) -> int | None:
     return top or 0 if body.logprobs else None
 
 
-def tool_of(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    """A function as templates print it."""
-    function = tool.get("function")
-    if tool.get("type") != "function" or not isinstance(function, dict):
-        message = f"{where}: only tools of type function are supported, with a function; got {shown(tool.get('type'))}"
-        raise InvalidRequest(message, param="tools")
-    if not isinstance(function.get("name"), str) or not function["name"]:
-        raise InvalidRequest(f"{where}.function.name must be a string", param="tools")
-    if not isinstance(function.get("parameters"), dict | None):
-        raise InvalidRequest(f"{where}.function.parameters must be a JSON schema", param="tools")
-    return tool
-
-
-def tool_choice(choice: str | dict[str, Any] | None, tools: list[dict[str, Any]]) -> str:
-    """auto, none, required, or `=` and the name of a function."""
-    if choice is None:
-        return "auto"
-    names = [tool["function"]["name"] for tool in tools]
-    if isinstance(choice, dict):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, dict) else choice.get("name")
-        if choice.get("type") != "function" or name not in names:
-            raise InvalidRequest(f"tool_choice names no function of tools: {shown(name)}", param="tool_choice")
-        return f"={name}"
-    if choice not in ("auto", "none", "required"):
-        raise InvalidRequest(
-            f"tool_choice must be auto, none, required or a function; got {shown(choice)}", param="tool_choice"
-        )
-    if choice == "required" and not tools:
-        raise InvalidRequest("tool_choice required needs tools", param="tool_choice")
-    return choice
-
-
-def _chat_message(message: dict[str, Any], where: str) -> dict[str, Any]:
+def _chat_message(given: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
+    message = _without_older_names(given)
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role must be a string; got {shown(role)}", param="messages")
-    converted = {**message, "content": _content(message, where)}
+    if role == "tool":
+        content = result_text(message.get("content"), f"{where}.content", "messages", passed_over)
+    else:
+        content = _content(message, where)
+    converted = {**message, "content": content}
     if message.get("tool_calls") not in (None, []):
         converted["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
     else:
@@ -133,13 +124,25 @@ def _chat_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     return converted
 
 
+def _without_older_names(message: dict[str, Any]) -> dict[str, Any]:
+    """A function's call and its result as a tool's."""
+    if message.get("role") == "function":
+        message = {**message, "role": "tool"}
+    if "function_call" not in message:
+        return message
+    plain = {name: value for name, value in message.items() if name != "function_call"}
+    if message["function_call"] is None:
+        return plain
+    return {"tool_calls": [{"type": "function", "function": message["function_call"]}], **plain}
+
+
 def _content(message: dict[str, Any], where: str) -> str:
-    """Text parts are joined by line breaks; only an assistant's tool calls need no content."""
+    """Text parts are joined by line breaks; only assistants may say nothing."""
     content = message.get("content")
     if isinstance(content, str):
         return content
-    if content is None and message["role"] == "assistant" and message.get("tool_calls"):
-        return ""
+    if content is None and message["role"] == "assistant":
+        return str(message.get("refusal") or "")
     if not isinstance(content, list):
         raise InvalidRequest(f"{where}.content must be a string or a list of text parts", param="messages")
     return "\n".join(_text(part, f"{where}.content[{index}]") for index, part in enumerate(content))
@@ -147,7 +150,7 @@ def _content(message: dict[str, Any], where: str) -> str:
 
 def _text(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
-    text = part.get("text") if kind in ("text", "input_text") else None
+    text = part.get("refusal" if kind == "refusal" else "text") if kind in (*TEXTS, "refusal") else None
     if not isinstance(text, str):
         message = f"{where}: parts of type {shown(kind)} are not supported; only text with a string"
         raise InvalidRequest(message, param="messages")
@@ -156,21 +159,21 @@ def _text(part: Any, where: str) -> str:
 
 def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
     """OpenAI sends a call's arguments as JSON text; chat templates print an object."""
-    converted = []
-    try:
-        if not isinstance(calls, list):
-            raise TypeError(calls)
-        for call in calls:
-            arguments = call["function"].get("arguments")
-            if isinstance(arguments, str):
-                arguments = json.loads(arguments or "{}")
-            if not isinstance(arguments, dict | None) or not _names_function(call):
-                raise TypeError(call)
-            converted.append({**call, "function": {**call["function"], "arguments": arguments or {}}})
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        message = f"{where} must be a list of calls with a function, its name and an object of arguments as JSON"
-        raise InvalidRequest(message, param="messages") from error
-    return converted
+    if not isinstance(calls, list):
+        raise InvalidRequest(f"{where} must be a list", param="messages")
+    return [_tool_call(call, f"{where}[{index}]") for index, call in enumerate(calls)]
+
+
+def _tool_call(call: Any, where: str) -> dict[str, Any]:
+    if isinstance(call, dict) and call.get("type") == "custom" and isinstance(custom := call.get("custom"), dict):
+        # its input is any text
+        given = {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+        call = {"id": call.get("id"), "type": "function", "function": given}
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not _names_function(call):
+        raise InvalidRequest(f"{where} must be a call with a function that has a name", param="messages")
+    arguments = arguments_in_history(function.get("arguments"), f"{where}.function.arguments", "messages")
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _names_function(call: dict[str, Any]) -> bool:

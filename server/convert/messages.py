@@ -13,8 +13,10 @@ from configs.settings import ServerConfig
 from server.chat import Chat
 from server.convert.sampling import check_stop
 from server.convert.structured import json_schema
+from server.convert.tool_input import arguments_in_history
+from server.convert.tool_results import result_text
+from server.convert.tools import offered
 from server.protocol.messages import CountTokensRequest, InputMessage, MessagesRequest
-from server.protocol.unsupported import check_unsupported
 
 BLOCKS_OF = {
     "system": ("text",),
@@ -22,19 +24,17 @@ BLOCKS_OF = {
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
 }
 """Types of blocks by role."""
-UNSUPPORTED_OF_TOOLS: dict[str, tuple[Any, ...]] = {
-    "allowed_callers": (["direct"],),
-    "defer_loading": (False,),
-    "input_examples": ([],),
-}
+OF_SERVER_TOOLS = ("server_tool_use", "mcp_tool_use", "mcp_tool_result", "container_upload", "compaction")
+"""Types of blocks for tools that the server runs, beside those that end with `_tool_result`."""
 SAMPLING = ("max_tokens", "temperature", "top_p", "top_k")
 """Fields that mean the same in a request and in `SamplingParams`."""
 
 
 def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
     """Raises `InvalidRequest` naming the field."""
-    messages = conversation(body)
-    tools = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])]
+    passed_over: list[str] = []
+    messages = conversation(body, passed_over)
+    tools = offered(body.tools, _tool, passed_over, types=(None, "custom"))
     choice = body.tool_choice
     structured = _structured(body)
     return Chat(
@@ -51,35 +51,43 @@ def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
         thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
         fit_max_tokens=True,
         timeout=body.timeout_s if isinstance(body, MessagesRequest) else None,
+        passed_over=passed_over,
     )
 
 
-def conversation(body: CountTokensRequest) -> list[dict[str, Any]]:
-    """Messages as templates expect them. Raises `InvalidRequest` naming the message and block."""
+def conversation(body: CountTokensRequest, passed_over: list[str]) -> list[dict[str, Any]]:
+    """Messages as templates expect them; what they leave out is added to `passed_over`.
+
+    Raises `InvalidRequest` naming the message and block.
+    """
     names = dict(_names_of_calls(body.messages))
     turns: list[dict[str, Any]] = []
     if body.system:
-        turns += _turns(InputMessage("system", body.system), "system", "system", names)
+        turns += _turns(InputMessage("system", body.system), "system", "system", names, passed_over)
     for index, message in enumerate(body.messages):
-        turns += _turns(message, f"messages[{index}].content", "messages", names)
+        turns += _turns(message, f"messages[{index}].content", "messages", names, passed_over)
     if not body.messages or not turns:
         raise InvalidRequest("messages is empty", param="messages")
     return _joined(turns)
 
 
-def _turns(message: InputMessage, where: str, param: str, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _turns(
+    message: InputMessage, where: str, param: str, names: dict[str, str], passed_over: list[str]
+) -> Iterator[dict[str, Any]]:
     blocks = message.content if isinstance(message.content, list) else [{"type": "text", "text": message.content}]
     for index, block in enumerate(blocks):
         reader = _Block(block, f"{where}[{index}]", param)
         kind = reader.type_of(BLOCKS_OF[message.role])
+        if reader.is_of_server_tool:
+            passed_over.append(f"{reader.where} {kind}")
         if kind == "text":
-            yield {"role": message.role, "content": reader.field("text", str)}
+            yield {"role": message.role, "content": reader.text("text")}
         elif kind == "thinking":
-            yield {"role": "assistant", "content": "", "reasoning_content": reader.field("thinking", str)}
+            yield {"role": "assistant", "content": "", "reasoning_content": reader.text("thinking")}
         elif kind == "tool_use":
             yield {"role": "assistant", "content": "", "tool_calls": [_call(reader)]}
         elif kind == "tool_result":
-            yield _result(reader, names)
+            yield _result(reader, names, passed_over)
 
 
 def tool_use_id(call_id: str) -> str:
@@ -92,22 +100,16 @@ def call_id(tool_use_id: str) -> str:
 
 
 def _call(block: "_Block") -> dict[str, Any]:
-    function = {"name": block.field("name", str), "arguments": block.field("input", dict)}
-    return {"id": call_id(block.field("id", str)), "type": "function", "function": function}
+    arguments = arguments_in_history(block.value.get("input"), f"{block.where}.input", block.param)
+    function = {"name": block.text("name"), "arguments": arguments}
+    return {"id": call_id(block.text("id")), "type": "function", "function": function}
 
 
-def _result(block: "_Block", names: dict[str, str]) -> dict[str, Any]:
-    use_id = block.field("tool_use_id", str)
+def _result(block: "_Block", names: dict[str, str], passed_over: list[str]) -> dict[str, Any]:
+    use_id = block.text("tool_use_id")
     if use_id not in names:
         raise block.error(f"no tool_use has the id {shown(use_id)}")
-    content = block.value.get("content")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-    texts = []
-    for index, part in enumerate(parts):
-        reader = _Block(part, f"{block.where}.content[{index}]", block.param)
-        reader.type_of(("text",))
-        texts.append(reader.field("text", str))
-    text = "\n".join(texts)
+    text = result_text(block.value.get("content"), f"{block.where}.content", block.param, passed_over)
     if block.value.get("is_error"):
         text = f"Error: {text}"
     return {"role": "tool", "content": text, "tool_call_id": call_id(use_id), "name": names[use_id]}
@@ -146,14 +148,20 @@ class _Block:
 
     def type_of(self, allowed: tuple[str, ...]) -> str:
         kind = self.value.get("type") if isinstance(self.value, dict) else type(self.value).__name__
-        if kind not in allowed:
+        if kind not in allowed and not self.is_of_server_tool:
             raise self.error(f"blocks of type {shown(kind)} are not supported here, only {', '.join(allowed)}")
         return str(kind)
 
-    def field(self, name: str, kind: type) -> Any:
+    @property
+    def is_of_server_tool(self) -> bool:
+        """Whether only Anthropic's own server writes and reads it."""
+        kind = str(self.value.get("type")) if isinstance(self.value, dict) else ""
+        return kind in OF_SERVER_TOOLS or kind.endswith("_tool_result")
+
+    def text(self, name: str) -> str:
         value = self.value.get(name)
-        if not isinstance(value, kind):
-            raise self.error(f"{name} must be {'an object' if kind is dict else 'a string'}")
+        if not isinstance(value, str):
+            raise self.error(f"{name} must be a string")
         return value
 
     def error(self, message: str) -> InvalidRequest:
@@ -162,14 +170,10 @@ class _Block:
 
 def _tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     """A function as templates print it."""
-    if (kind := tool.get("type")) not in (None, "custom"):
-        raise InvalidRequest(f"{where}: tools of type {shown(kind)} are not supported, only custom ones", param="tools")
     if not isinstance(tool.get("name"), str) or not tool["name"]:
         raise InvalidRequest(f"{where}.name must be a string", param="tools")
     if not isinstance(tool.get("input_schema"), dict):
         raise InvalidRequest(f"{where}.input_schema must be a JSON schema", param="tools")
-    for name in tool.keys() & UNSUPPORTED_OF_TOOLS:
-        check_unsupported(UNSUPPORTED_OF_TOOLS, name, tool[name])
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": tool["input_schema"]}
     if tool.get("strict"):
         function["strict"] = True

@@ -10,9 +10,10 @@ from configs.errors import InvalidRequest, shown
 from configs.sampling import MAX_LOGPROBS, SamplingParams, StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat, render
-from server.convert.chat import chat_messages, tool_of
+from server.convert.chat import chat_messages
 from server.convert.sampling import check_stop, sampling_params
 from server.convert.structured import json_schema
+from server.convert.tools import offered, tool_of
 from server.parsing import validation_message
 from server.protocol.ollama import (
     OPTIONS_WITHOUT_EFFECT,
@@ -33,11 +34,14 @@ KNOWN_OPTIONS = Options.__struct_fields__ + tuple(OPTIONS_WITHOUT_EFFECT)
 
 def chat_of(body: OllamaChatRequest, serving: Serving) -> Chat:
     """Of a body with messages. Raises `InvalidRequest` naming the field."""
-    messages = chat_messages([_message(one, f"messages[{index}]") for index, one in enumerate(body.messages or [])])
+    passed_over: list[str] = []
+    given = [_message(one, f"messages[{index}]") for index, one in enumerate(body.messages or [])]
+    messages = chat_messages(given, passed_over)
     continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
     return Chat(
         messages=messages,
-        tools=[tool_of(tool, f"tools[{index}]") for index, tool in enumerate(body.tools or [])],
+        tools=offered(body.tools, tool_of, passed_over),
+        passed_over=passed_over,
         sampling=sampling_of(body, serving),
         template_kwargs={
             "add_generation_prompt": not continued,
@@ -236,11 +240,14 @@ def _thinking(think: bool | str | None) -> dict[str, Any]:
 
 def _message(message: dict[str, Any], where: str) -> dict[str, Any]:
     """As OpenAI has it."""
-    if message.get("images"):
+    images = message.get("images")
+    if images and message.get("role") != "tool":
         raise InvalidRequest(f"{where}.images: images are not supported, only text", param="messages")
     converted = {name: value for name, value in message.items() if name not in _RENAMED and name != "images"}
     converted |= {new: message[old] for old, new in _RENAMED.items() if message.get(old)}
     converted["content"] = message.get("content") or ""
+    if images:
+        converted["content"] = [{"type": "text", "text": converted["content"]}, {"type": "image"}]
     if isinstance(message.get("role"), str):
         converted["role"] = message["role"].lower()
     if isinstance(calls := message.get("tool_calls"), list):

@@ -1,6 +1,5 @@
 """From items of the Responses API to messages of a chat."""
 
-import json
 import re
 import uuid
 from collections.abc import Callable, Iterable
@@ -10,6 +9,8 @@ import msgspec
 from msgspec.structs import replace
 
 from configs.errors import InvalidRequest, shown
+from server.convert.foreign_items import as_function_item, is_of_server
+from server.convert.tool_input import arguments_in_history
 from server.parsing import validation_message
 from server.protocol.response_items import (
     FunctionCallItem,
@@ -21,6 +22,7 @@ from server.protocol.response_items import (
     OutputText,
     ReasoningItem,
     Refusal,
+    flat_name,
 )
 
 _UNKNOWN_TYPE = re.compile(r"""^Invalid value (['"])(.*)\1 - at `\$(.*)\.type`$""", re.DOTALL)
@@ -43,19 +45,31 @@ def checked(given: dict[str, Any], kind: Any, where: str, param: str) -> Any:
         raise InvalidRequest(f"{where}{path}: {message}", param=param) from error
 
 
-def read_items(given: str | list[dict[str, Any]], stored: Callable[[str], Item | None]) -> list[Item]:
+def read_items(
+    given: str | list[dict[str, Any]], stored: Callable[[str], Item | None], passed_over: list[str]
+) -> list[Item]:
     """The request's `input`, each item with an id and a status; `stored` finds what references name.
 
-    Raises `InvalidRequest` naming the item or its part.
+    Items that say nothing to a model here are left out and added to `passed_over`. Raises `InvalidRequest` naming the
+    item or its part.
     """
     if isinstance(given, str):
         given = [{"role": "user", "content": given}]
-    return [_item(item, f"input[{index}]", stored) for index, item in enumerate(given)]
+    items = (_item(item, f"input[{index}]", stored, passed_over) for index, item in enumerate(given))
+    return [item for item in items if item is not None]
 
 
-def _item(given: dict[str, Any], where: str, stored: Callable[[str], Item | None]) -> Item:
-    if given.get("type") is None:
+def _item(
+    given: dict[str, Any], where: str, stored: Callable[[str], Item | None], passed_over: list[str]
+) -> Item | None:
+    kind = given.get("type")
+    if kind is None:
         given = {**given, "type": "message" if "role" in given else "item_reference"}
+    elif (is_foreign := is_of_server(given)) or (kind == "reasoning" and given.get("encrypted_content")):
+        passed_over.append(f"{where} {kind}")
+        if is_foreign:
+            return None
+    given = as_function_item(given, where, passed_over)
     item: Item | ItemReference = checked(given, Item | ItemReference, where, "input")
     if not isinstance(item, ItemReference):
         return _complete(item)
@@ -89,13 +103,13 @@ _ID_PREFIXES: dict[type[Item], str] = {
 def chat_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
     """As chat templates take them: what the model said between two inputs is one message with its reasoning and calls.
 
-    Raises `InvalidRequest` for calls that are no JSON and outputs of calls that were never made.
+    Raises `InvalidRequest` for outputs of calls that were never made.
     """
     messages: list[dict[str, Any]] = []
     names: dict[str, str] = {}
     for item in items:
         if isinstance(item, FunctionCallItem):
-            names[item.call_id] = item.name
+            names[item.call_id] = flat_name(item.namespace, item.name)
             _said(messages, "tool_calls").setdefault("tool_calls", []).append(_call(item))
         elif isinstance(item, FunctionCallOutputItem):
             messages.append(_call_output(item, names))
@@ -125,12 +139,9 @@ def _said(messages: list[dict[str, Any]], part: str) -> dict[str, Any]:
 
 
 def _call(item: FunctionCallItem) -> dict[str, Any]:
-    try:
-        arguments = json.loads(item.arguments or "{}")
-    except ValueError as error:
-        message = f"the arguments of function call {shown(item.call_id)} are no JSON: {error}"
-        raise InvalidRequest(message, param="input") from error
-    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+    arguments = arguments_in_history(item.arguments, "arguments", "input")
+    function = {"name": flat_name(item.namespace, item.name), "arguments": arguments}
+    return {"id": item.call_id, "type": "function", "function": function}
 
 
 def _call_output(item: FunctionCallOutputItem, names: dict[str, str]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from configs.errors import InvalidRequest, shown
 from configs.sampling import MAX_LOGPROBS, SamplingParams, StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat
-from server.convert.chat import tool_choice
-from server.convert.response_items import chat_messages, checked
+from server.convert.response_items import chat_messages
 from server.convert.sampling import given_fields
 from server.convert.structured import response_format, structured_outputs
+from server.convert.tools import flattened, tool_choice, tools_of_response
 from server.generation import Generation
-from server.protocol.response_items import FunctionTool, Item
-from server.protocol.responses import INCLUDABLE, ReasoningEcho, Response, ResponsesRequest, TextEcho
+from server.protocol.response_items import Item
+from server.protocol.responses import INCLUDABLE, ReasoningEcho, Response, ResponsesRequest, TextEcho, TextOptions
 
 LOGPROBS = "message.output_text.logprobs"
 _ONE_ANSWER = {
@@ -31,7 +31,10 @@ _FIELDS = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tok
 def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig) -> Chat:
     """`items`: what the model is to answer, from earlier responses too. Raises `InvalidRequest` naming the field."""
     _check(body)
-    choice, tools = _choice(body.tool_choice, [_nested(tool) for tool in function_tools(body)])
+    passed_over: list[str] = []
+    choice, tools = tool_choice(body.tool_choice, flattened(tools_of_response(body.tools, passed_over)))
+    if body.text and body.text.verbosity in ("low", "high"):
+        passed_over.append("text.verbosity")
     field, structured = _structured(body)
     messages = chat_messages(items)
     if body.instructions:
@@ -54,12 +57,8 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig)
         priority=body.priority,
         cache_salt=body.cache_salt,
         timeout=body.timeout_s,
+        passed_over=passed_over,
     )
-
-
-def function_tools(body: ResponsesRequest) -> list[FunctionTool]:
-    """Raises `InvalidRequest` for OpenAI's own tools."""
-    return [checked(tool, FunctionTool, f"tools[{index}]", "tools") for index, tool in enumerate(body.tools or [])]
 
 
 def first_snapshot(body: ResponsesRequest, generation: Generation) -> Response:
@@ -80,9 +79,9 @@ def first_snapshot(body: ResponsesRequest, generation: Generation) -> Response:
         safety_identifier=body.safety_identifier,
         store=body.store is not False,
         temperature=params.temperature,
-        text=TextEcho((body.text and body.text.format) or {"type": "text"}),
+        text=_echoed_text(body.text),
         tool_choice=_echoed_choice(body.tool_choice),
-        tools=function_tools(body),
+        tools=tools_of_response(body.tools, []),
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
         user=body.user,
@@ -119,28 +118,15 @@ def _num_logprobs(body: ResponsesRequest) -> int | None:
     return top if wanted else None
 
 
-def _nested(tool: FunctionTool) -> dict[str, Any]:
-    """OpenAI's flat form of a function, as templates print it."""
-    fields = {"name": tool.name, "description": tool.description, "parameters": tool.parameters, "strict": tool.strict}
-    return {"type": "function", "function": {name: value for name, value in fields.items() if value is not None}}
-
-
-def _choice(given: str | dict[str, Any] | None, tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """The choice, and the tools that it leaves."""
-    if not isinstance(given, dict) or given.get("type") != "allowed_tools":
-        return tool_choice(given, tools), tools
-    mode, listed = given.get("mode"), given.get("tools")
-    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
-        raise InvalidRequest("allowed_tools needs a mode, auto or required, and tools", param="tool_choice")
-    allowed = [tool_choice(one if isinstance(one, dict) else {"name": one}, tools)[1:] for one in listed]
-    return mode, [tool for tool in tools if tool["function"]["name"] in allowed]
-
-
 def _echoed_choice(given: str | dict[str, Any] | None) -> str | dict[str, Any]:
     """In this route's form, also where the request has that of /v1/chat/completions."""
     if isinstance(given, dict) and isinstance(function := given.get("function"), dict):
         return {"type": "function", "name": function["name"]}
     return given or "auto"
+
+
+def _echoed_text(given: TextOptions | None) -> TextEcho:
+    return TextEcho((given and given.format) or {"type": "text"}, (given and given.verbosity) or "medium")
 
 
 def _structured(body: ResponsesRequest) -> tuple[str | None, StructuredOutput | None]:

@@ -1,16 +1,55 @@
-"""Arguments of tool calls as objects, for protocols that do not send them as JSON text."""
+"""Arguments of tool calls as the objects that protocols and chat templates want, whatever a model wrote."""
 
 import json
 from typing import Any
 
+from configs.errors import InvalidRequest
+
+MAX_DEPTH = 100
+"""Of arrays and objects within each other; templates and JSON encoders recurse into what they print."""
+
 
 def tool_input(arguments: str) -> dict[str, Any]:
-    """The object that the model wrote. What is none, because the answer was cut or the model erred, is not lost:
+    """The object that the text denotes. What denotes none, because an answer was cut or its model erred, is not lost:
 
     it stands as text under INVALID_JSON, the key that Anthropic's documentation has for it.
     """
     try:
         value = json.loads(arguments)
+        if "\\u" in arguments:
+            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
     except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+        value = arguments
+    if value is None:
+        return {}
+    return value if isinstance(value, dict) and not _is_too_deep(value) else {"INVALID_JSON": arguments}
+
+
+def arguments_in_history(given: Any, where: str, param: str) -> dict[str, Any]:
+    """Of a call that a request tells of, as text or as a value; nothing and null are no arguments.
+
+    A client sends back what a model wrote, so nothing that can be printed is refused.
+    """
+    text = given if isinstance(given, str) else json_text(given, where, param)
+    if isinstance(given, dict):
+        return given
+    return tool_input(text) if text else {}
+
+
+def json_text(value: Any, where: str, param: str) -> str:
+    if _is_too_deep(value):
+        raise InvalidRequest(f"{where} is nested too deeply", param=param)
+    return json.dumps(value)
+
+
+def _is_too_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _children(outer)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: dict[str, Any] | list[Any]) -> Any:
+    return value.values() if isinstance(value, dict) else value

@@ -56,6 +56,8 @@ def _describe_body(schema: Schema, body: type[RequestBody], serving: Serving) ->
         properties[name] = change(properties[name])
     for name, allowed in body.unsupported.items():
         properties[name] = {"enum": [None, *allowed], "description": "Not supported but for what asks for nothing"}
+    for name in sorted(body.hints):
+        properties[name] = {"description": "A hint that nothing follows from"}
     for name in sorted(body.without_effect):
         properties[name] = {"description": "Changes nothing"}
     if issubclass(body, ScoreRequest):

@@ -17,6 +17,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     """auto, none, required, or {"type": "function", "function": {"name": …}}."""
     parallel_tool_calls: bool | None = None
     """False: at most one tool call."""
+    functions: list[dict[str, Any]] | None = None
+    """This and the next: the older names of tools and tool_choice; the answer has a function_call."""
+    function_call: str | dict[str, Any] | None = None
     include_reasoning: bool | None = None
     """False leaves the reasoning out of the answer."""
     reasoning_effort: str | None = None
@@ -74,6 +77,8 @@ class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
     refusal: None = None
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
+    """Instead of tool_calls, where the request has functions."""
 
 
 class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,6 +95,7 @@ class ChatDelta(msgspec.Struct, frozen=True, kw_only=True):
     content: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    function_call: FunctionCall | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):

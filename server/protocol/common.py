@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, UnsetType
 
 from configs.sampling import RepetitionDetection
 from configs.settings import MAX_SECONDS
-from server.protocol.unsupported import UNSUPPORTED, WITHOUT_EFFECT
+from server.protocol.unsupported import HINTS, UNSUPPORTED, WITHOUT_EFFECT
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}(?!\n)$")]
@@ -22,10 +22,12 @@ Timeout = Annotated[float, Meta(gt=0, le=MAX_SECONDS)]
 
 
 class RequestBody(msgspec.Struct, kw_only=True):
-    """What every route's body is. Fields that it does not declare are ignored and reported, but for these two sets."""
+    """What every route's body is. Fields that it does not declare are ignored and reported, but for these sets."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
     """Fields that are refused, with the values that ask for nothing and pass; see `protocol/unsupported.py`."""
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    """As `unsupported`, but other values are ignored and reported: they change no answer."""
     without_effect: ClassVar[frozenset[str]] = frozenset()
     """Known fields that cannot change an answer here: labels and hints."""
     one_of: ClassVar[tuple[str, ...]] = ()
@@ -99,6 +101,7 @@ class GenerationRequest(SamplingFields, kw_only=True):
     """Fields of /v1/completions and /v1/chat/completions."""
 
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS | {"store": (False,)}
     without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT
 
     model: str | None = None

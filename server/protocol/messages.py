@@ -48,7 +48,7 @@ class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CountTokensRequest(ModelRequest, kw_only=True):
     """A conversation."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "container": (),
         "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
         "diagnostics": (),
@@ -91,7 +91,6 @@ class TokenCount(msgspec.Struct, frozen=True):
 
 class TextBlock(msgspec.Struct, frozen=True, kw_only=True, tag="text"):
     text: str
-    citations: None = None
 
 
 class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag="thinking"):

@@ -3,6 +3,7 @@
 from typing import Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from server.protocol.chat import TokenLogprob
 
@@ -55,6 +56,8 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_
     call_id: str
     """Names the call in its output."""
     name: str
+    namespace: str | UnsetType = UNSET
+    """Of the function, where it is in one."""
     arguments: str
     """JSON."""
 
@@ -82,11 +85,19 @@ class FunctionTool(msgspec.Struct, frozen=True, kw_only=True, tag="function", om
     parameters: dict[str, Any] | None = None
     """A JSON schema."""
     strict: bool | None = None
-    defer_loading: Literal[False] | None = None
-    """This and the three below: what asks for nothing."""
-    allowed_callers: list[Literal["direct"]] | None = None
-    output_schema: None = None
-    is_async: Literal[False] | None = msgspec.field(default=None, name="async")
+
+
+class NamespaceTool(msgspec.Struct, frozen=True, kw_only=True, tag="namespace", omit_defaults=True):
+    """A group of functions. Calls of them name it beside the function."""
+
+    name: str
+    description: str | None = None
+    tools: list[FunctionTool]
+
+
+def flat_name(namespace: str | UnsetType | None, name: str) -> str:
+    """The function's name where there are no namespaces."""
+    return f"{namespace}__{name}" if namespace else name
 
 
 class ItemList(msgspec.Struct, frozen=True, kw_only=True):

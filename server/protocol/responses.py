@@ -7,7 +7,8 @@ import msgspec
 from msgspec import Meta
 
 from server.protocol.common import Int64, SamplingFields, Timeout
-from server.protocol.response_items import FunctionTool, OutputItem
+from server.protocol.response_items import FunctionTool, NamespaceTool, OutputItem
+from server.protocol.unsupported import HINTS
 
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
@@ -36,9 +37,9 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     """For the chat template; `none` also tells it not to open a reasoning part."""
-    summary: Literal["auto"] | None = None
-    """Nothing here summarises, so `auto` gives none: the reasoning itself is in the answer."""
-    generate_summary: Literal["auto"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Nothing here summarises, so this gives none: the reasoning itself is in the answer."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
     """The older name."""
     context: Literal["auto"] | None = None
     mode: Literal["standard"] | None = None
@@ -47,7 +48,8 @@ class ReasoningOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: dict[str, Any] | None = None
     """{"type": "text" | "json_object"}, or {"type": "json_schema", "name", "schema"}."""
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+    """A hint that no template knows."""
 
 
 class ResponsesRequest(SamplingFields, kw_only=True):
@@ -56,16 +58,13 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "access_programs": (),
         "background_options": ({}, {"completion_window": "soonest"}),
-        "context_management": ([],),
         "conversation": (),
         "image": ({}, {"context_compression": "disabled"}, {"context_compression": "auto"}),
         "moderation": (),
         "prompt": (),
-        "prompt_cache_options": ({}, {"mode": "implicit"}),
-        "prompt_cache_retention": (),
-        "service_tier": ("auto", "default"),
         "truncation": ("disabled",),
     }
+    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS | {"context_management": ([],)}
 
     input: str | list[dict[str, Any]]
     """A user's message, or items; see `protocol/response_items.py`."""
@@ -174,7 +173,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     text: TextEcho
     tool_choice: str | dict[str, Any]
-    tools: list[FunctionTool]
+    tools: list[FunctionTool | NamespaceTool]
     top_logprobs: int
     top_p: float
     truncation: str = "disabled"

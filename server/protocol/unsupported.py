@@ -1,8 +1,8 @@
 """Fields of OpenAI's and vLLM's generating routes that Octavo does not have.
 
 What is accepted is honoured: such a field may be left out, be null, or hold a value that asks for nothing
-(listed here). Any other value is refused by name. Fields that nobody knows are ignored and reported, or refused
-with --strict-fields.
+(listed here). Any other value is refused by name, or, where it is a hint that changes no answer, ignored and reported.
+Fields that nobody knows are ignored and reported, or refused with --strict-fields.
 """
 
 from collections.abc import Mapping
@@ -18,25 +18,32 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "logits_processors": ([],),
     "prompt_embeds": (),
-    "service_tier": ("auto", "default"),
     "spaces_between_special_tokens": (True,),
-    "store": (False,),
     # chat
     "audio": (),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
     "mm_processor_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "prediction": (),
-    "prompt_cache_retention": (),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 
 
+HINTS: dict[str, tuple[Any, ...]] = {
+    "prediction": (),
+    "prompt_cache_options": ({}, {"mode": "implicit"}),
+    "prompt_cache_retention": (),
+    "service_tier": ("auto", "default"),
+    "verbosity": ("medium",),
+}
+"""What asks for speed, price or style that are not to be had here."""
+
+
+def asks_for_nothing(table: Mapping[str, tuple[Any, ...]], name: str, value: Any) -> bool:
+    neutral = (value == one and isinstance(value, bool) == isinstance(one, bool) for one in table[name])
+    return value is None or any(neutral)
+
+
 def check_unsupported(table: Mapping[str, tuple[Any, ...]], name: str, value: Any) -> None:
     """Raise `InvalidRequest` unless `value` asks for nothing."""
-    asks_for_nothing = any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in table[name])
-    if value is not None and not asks_for_nothing:
+    if not asks_for_nothing(table, name, value):
         raise InvalidRequest(f"{name} is not supported by this server", param=name)

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from configs.errors import InvalidRequest
@@ -14,7 +15,7 @@ from server.http_errors import error_object
 from server.logprobs import chat_logprobs, spelling
 from server.protocol.chat import TokenLogprob
 from server.protocol.response_events import ErrorEvent, Event, ResponseEvent
-from server.protocol.response_items import OutputItem, Status
+from server.protocol.response_items import NamespaceTool, OutputItem, Status, flat_name
 from server.protocol.responses import (
     IncompleteDetails,
     InputTokensDetails,
@@ -39,6 +40,13 @@ class ResponseBuilder:
         self.has_begun = False
         self._closed: list[OutputItem] = []
         self._open: OpenItem | None = None
+        self._namespaces = {
+            flat_name(space.name, tool.name): (space.name, tool.name)
+            for space in first.tools
+            if isinstance(space, NamespaceTool)
+            for tool in space.tools
+        }
+        """And the names within them, of the functions by the names that the model has for them."""
         self._num_undecided = 0
         """Tokens whose text means nothing yet, such as half a marker; and their logprobs."""
         self._undecided: list[TokenLogprob] = []
@@ -120,7 +128,8 @@ class ResponseBuilder:
     def _add_call(self, piece: ToolCallDelta) -> None:
         if piece.id is not None:
             self._close("completed")
-            self._open = OpenCall(self._log, len(self._closed), piece.id, piece.name or "")
+            namespace, name = self._namespaces.get(piece.name or "", (UNSET, piece.name or ""))
+            self._open = OpenCall(self._log, len(self._closed), piece.id, name, namespace)
         assert isinstance(self._open, OpenCall), self._open
         if piece.arguments:
             self._open.add(piece.arguments)

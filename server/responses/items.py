@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from msgspec import UnsetType
+
 from server.convert.response_items import new_id
 from server.protocol.chat import TokenLogprob
 from server.protocol.response_events import (
@@ -122,10 +124,11 @@ class OpenReasoning(OpenItem):
 class OpenCall(OpenItem):
     prefix = "fc"
 
-    def __init__(self, log: EventLog, index: int, call_id: str, name: str) -> None:
+    def __init__(self, log: EventLog, index: int, call_id: str, name: str, namespace: str | UnsetType) -> None:
         super().__init__(log, index)
         self.call_id = call_id
         self.name = name
+        self.namespace = namespace
         self._begin(self.item("in_progress"))
 
     def add(self, arguments: str) -> None:
@@ -133,7 +136,14 @@ class OpenCall(OpenItem):
         self._tell(ArgumentsDelta, "function_call_arguments.delta", delta=arguments)
 
     def item(self, status: Status) -> FunctionCallItem:
-        return FunctionCallItem(id=self.id, status=status, call_id=self.call_id, name=self.name, arguments=self.text)
+        return FunctionCallItem(
+            id=self.id,
+            status=status,
+            call_id=self.call_id,
+            name=self.name,
+            namespace=self.namespace,
+            arguments=self.text,
+        )
 
     def close(self, status: Status) -> OutputItem:
         self._tell(ArgumentsDone, "function_call_arguments.done", name=self.name, arguments=self.text)

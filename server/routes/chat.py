@@ -45,7 +45,8 @@ class ChatRoute:
         generation, answers = await start_chat(serving, chat, "chatcmpl-")
         echoed = chat.messages[-1]["content"] if body.echo and body.continue_final_message else ""
         renderer = ChatRenderer(generation, answers, body, echoed)
-        return await respond(generation, body, renderer, request, ignored_header(parsed.ignored_fields))
+        headers = ignored_header(parsed.ignored_fields + generation.passed_over)
+        return await respond(generation, body, renderer, request, headers)
 
 
 class ChatRenderer:
@@ -88,13 +89,15 @@ class ChatRenderer:
         message = ChatMessage(
             content=None if calls and not content else content,
             reasoning_content=answer.reasoning if answer.reasoning and self.with_reasoning else UNSET,
-            tool_calls=calls or UNSET,
+            **self._calls(calls),
         )
         return ChatChoice(
             index=output.index,
             message=message,
             logprobs=self._logprobs(output.logprobs),
-            finish_reason="tool_calls" if calls and output.finish_reason == "stop" else output.finish_reason,
+            finish_reason=self._reason(
+                "tool_calls" if calls and output.finish_reason == "stop" else output.finish_reason
+            ),
             stop_reason=UNSET if output.stop_reason is None else output.stop_reason,
             token_ids=output.token_ids if self.body.return_token_ids else UNSET,
         )
@@ -115,7 +118,7 @@ class ChatRenderer:
                 ChatChunkChoice(
                     index=index,
                     delta=_NOTHING,
-                    finish_reason=self.answers.finish_reason(index, output.finish_reason),
+                    finish_reason=self._reason(self.answers.finish_reason(index, output.finish_reason)),
                     stop_reason=UNSET if output.stop_reason is None else output.stop_reason,
                 )
             )
@@ -132,8 +135,17 @@ class ChatRenderer:
         return ChatDelta(
             content=delta.content or UNSET,
             reasoning_content=reasoning or UNSET,
-            tool_calls=[_call_delta(call) for call in delta.tool_calls] or UNSET,
+            **self._calls([_call_delta(call) for call in delta.tool_calls]),
         )
+
+    def _calls(self, calls: list[ToolCall]) -> dict[str, Any]:
+        """In the words of the request; of functions, there is one call."""
+        if not self.body.functions:
+            return {"tool_calls": calls or UNSET}
+        return {"function_call": calls[0].function if calls and not calls[0].index else UNSET}
+
+    def _reason(self, reason: str) -> str:
+        return "function_call" if reason == "tool_calls" and self.body.functions else reason
 
     def _logprobs(self, positions: list[TokenLogprobs] | None) -> ChatLogprobs | None:
         return None if positions is None else chat_logprobs(self.spell, self.tokenizer, positions)

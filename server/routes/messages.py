@@ -58,7 +58,7 @@ class MessagesRoute:
         serving.check_model(body.model)
         generation, answers = await start_chat(serving, chat_of(body, serving.config), "msg_")
         writing = MessageWriter(generation, answers, body)
-        headers = ignored_header(parsed.ignored_fields)
+        headers = ignored_header(parsed.ignored_fields + generation.passed_over)
         if body.stream:
             interval = serving.config.sse_keep_alive_interval
             return MessageStream(generation.run(), writing, headers, keep_alive=interval)
@@ -77,9 +77,11 @@ class CountTokensRoute:
         serving.check_alive()
         parsed = await self.parser.parse(request)
         serving.check_model(parsed.body.model)
-        rendered = await render(serving, chat_of(parsed.body, serving.config))
+        chat = chat_of(parsed.body, serving.config)
+        rendered = await render(serving, chat)
         content = msgspec.json.encode(TokenCount(len(rendered.token_ids)))
-        return Response(content, headers=ignored_header(parsed.ignored_fields), media_type="application/json")
+        headers = ignored_header([*parsed.ignored_fields, *chat.passed_over])
+        return Response(content, headers=headers, media_type="application/json")
 
 
 class MessageStream(EventStream):

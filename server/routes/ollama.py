@@ -85,7 +85,7 @@ class OllamaRoute(Generic[Body]):
             generation, answers, headers = shorter
         watch.prepared()
         ignored = ignored_fields(body, generation.prompts[0].params, serving.model.max_model_len)
-        headers |= ignored_header(parsed.ignored_fields + ignored)
+        headers |= ignored_header(parsed.ignored_fields + ignored + generation.passed_over)
         writer = LineWriter(generation, answers, self.fields, watch, with_context=self.gives_context(body))
         if body.stream is not False:
             return LineStream(generation.run(), writer, headers)

@@ -37,9 +37,10 @@ class ResponsesRoutes:
         serving = serving_of(request)
         serving.check_alive()
         parsed = await self.parser.parse(request)
-        body, headers = parsed.body, ignored_header(parsed.ignored_fields)
+        body, ignored = parsed.body, parsed.ignored_fields
         serving.check_model(body.model)
-        builder, generation, stored = await self._start(serving, body)
+        builder, generation, stored = await self._start(serving, body, ignored)
+        headers = ignored_header(ignored)
         if body.background:
             return self._background(builder, generation, stored, body, headers)
         if body.stream:
@@ -101,12 +102,14 @@ class ResponsesRoutes:
         return _json(ItemList(data=page, first_id=first, last_id=last, has_more=start + query.limit < len(items)))
 
     async def _start(
-        self, serving: Serving, body: ResponsesRequest
+        self, serving: Serving, body: ResponsesRequest, ignored: list[str]
     ) -> tuple[ResponseBuilder, Generation, StoredResponse]:
+        """What is passed over is added to `ignored`."""
         previous = self._previous(body)
-        items = read_items(body.input, self.store.item)
+        items = read_items(body.input, self.store.item, ignored)
         context = [*(previous.conversation if previous else []), *items]
         generation, answers = await start_chat(serving, chat_of(body, context, serving.config), "resp_")
+        ignored += generation.passed_over
         builder = ResponseBuilder(generation, answers, first_snapshot(body, generation))
         return builder, generation, StoredResponse(builder, items, previous, context)
 

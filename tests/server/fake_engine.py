@@ -137,7 +137,7 @@ class FakeEngine:
     async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         return [0xF8, *prefix.encode(), 0xF9, *suffix.encode(), 0xFA]
 
-    async def render_chat(self, messages: Sequence[dict[str, Any]], **template_kwargs: Any) -> RenderedChat:
+    async def render_chat(self, messages: Sequence[dict[str, Any]], /, **template_kwargs: Any) -> RenderedChat:
         self.messages, self.template_kwargs = list(messages), template_kwargs
         if any(message["role"] == "forbidden" for message in messages):
             raise InvalidRequest("the template knows no such role", param="messages")

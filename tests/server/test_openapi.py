@@ -133,7 +133,7 @@ def test_a_strict_server_says_so() -> None:
 
 def test_refused_fields_are_described_with_what_they_may_hold() -> None:
     properties = DOCUMENT["components"]["schemas"]["ChatRequest"]["properties"]
-    assert properties["service_tier"]["enum"] == [None, "auto", "default"]
+    assert properties["modalities"]["enum"] == [None, ["text"]]
     assert properties["temperature"]["description"] == "0 is greedy."
     assert properties["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}
     assert properties["model"]["anyOf"][0] == {"enum": [MODEL, f"{MODEL}:latest", ""]}

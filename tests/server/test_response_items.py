@@ -60,11 +60,11 @@ def thought(text: str, **fields: Any) -> dict[str, Any]:
     ],
 )
 def test_items_become_messages(items: Any, messages: list[dict[str, Any]]) -> None:
-    assert chat_messages(read_items(items, lambda item_id: None)) == messages
+    assert chat_messages(read_items(items, lambda item_id: None, [])) == messages
 
 
 def test_items_get_ids_and_keep_theirs() -> None:
-    [mine, given] = read_items([user("a"), {**user("b"), "id": "msg_b", "type": "message"}], lambda item_id: None)
+    [mine, given] = read_items([user("a"), {**user("b"), "id": "msg_b", "type": "message"}], lambda item_id: None, [])
     assert mine.id
     assert mine.id.startswith("msg_")
     assert (given.id, given.status) == ("msg_b", "completed")
@@ -78,7 +78,10 @@ def test_items_get_ids_and_keep_theirs() -> None:
             {"role": "user", "content": [{"type": "input_audio"}]},
             "input[0].content[0]: type 'input_audio' is not supported",
         ),
-        ({**OUTPUT, "output": [{"type": "input_file"}]}, "input[0].output[0]: type 'input_file' is not supported"),
+        (
+            {**OUTPUT, "output": [{"type": "input_smell"}]},
+            "input[0].output[0]: parts of type 'input_smell' are not supported; only text",
+        ),
         ({"role": "user", "content": 1}, "input[0].content: Expected str | array, got int"),
         ({"role": "user"}, "input[0]: Object missing required field content"),
         ({}, "input[0]: Object missing required field id"),
@@ -87,5 +90,5 @@ def test_items_get_ids_and_keep_theirs() -> None:
 )
 def test_what_is_wrong_is_named(item: Any, message: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        chat_messages(read_items([item], lambda item_id: None))
+        chat_messages(read_items([item], lambda item_id: None, []))
     assert (caught.value.message, caught.value.param) == (message, "input")

@@ -162,7 +162,7 @@ async def test_async_client(url: str) -> None:
 
 def test_errors_become_the_clients_exceptions(api: openai.OpenAI, engine: FakeEngine) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        api.responses.create(model="fake", input="hi", tools=[{"type": "web_search"}])
+        api.responses.create(model="fake", input="hi", tools=[{"type": "function", "name": 5}])  # type: ignore[list-item,typeddict-item]
     assert caught.value.param == "tools"
     with pytest.raises(openai.NotFoundError):
         api.responses.create(model="other", input="hi")

@@ -1,0 +1,134 @@
+"""The tools of OpenAI's protocols: functions are offered, and what only OpenAI's own servers run is passed over."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from configs.errors import InvalidRequest, shown
+from server.convert.response_items import checked
+from server.protocol.response_items import FunctionTool, NamespaceTool, flat_name
+
+HINTS = {
+    "allowed_callers": (["direct"],),
+    "async": (False,),
+    "defer_loading": (False,),
+    "eager_input_streaming": (False,),
+    "input_examples": ([],),
+    "output_schema": (),
+}
+"""Fields of a tool that change no call of it, with the values that ask for nothing: every tool is loaded at once, and
+the model calls it."""
+
+Tool = TypeVar("Tool")
+
+
+def offered(
+    given: list[dict[str, Any]] | None,
+    convert: Callable[[dict[str, Any], str], Tool],
+    passed_over: list[str],
+    *,
+    types: Sequence[str | None] = ("function",),
+    where: str = "tools",
+) -> list[Tool]:
+    """The tools of these types as `convert` makes them of each and its place; what is left out is added to
+    `passed_over`. Raises `InvalidRequest` as `convert` does."""
+    tools = []
+    for index, tool in enumerate(given or []):
+        place, kind = f"{where}[{index}]", tool.get("type")
+        if isinstance(kind, str) and kind not in types:
+            passed_over.append(f"{place} {kind}")
+            continue
+        tools.append(convert(tool, place))
+        hints = (name for name, neutral in HINTS.items() if tool.get(name) not in (None, *neutral))
+        passed_over += [f"{place}.{name}" for name in hints]
+    return tools
+
+
+def tool_of(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    """A function of a chat as templates print it."""
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise InvalidRequest(f"{where} must have a type and a function", param="tools")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise InvalidRequest(f"{where}.function.name must be a string", param="tools")
+    if not isinstance(function.get("parameters"), dict | None):
+        raise InvalidRequest(f"{where}.function.parameters must be a JSON schema", param="tools")
+    return tool
+
+
+def tool_choice(given: str | dict[str, Any] | None, tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """auto, none, required, or `=` and the name of a function; and the tools that it leaves, as templates print them.
+
+    Raises `InvalidRequest`, also where it names a tool that is passed over.
+    """
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        return _allowed(given.get("allowed_tools", given), tools)
+    if isinstance(given, dict):
+        return f"={_chosen(given, tools)}", tools
+    if given not in (None, "auto", "none", "required"):
+        raise InvalidRequest(
+            f"tool_choice must be auto, none, required or a function; got {shown(given)}", param="tool_choice"
+        )
+    if given == "required" and not tools:
+        raise InvalidRequest("tool_choice required needs tools", param="tool_choice")
+    return given or "auto", tools
+
+
+def _allowed(given: Any, tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    mode, listed = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (None, None)
+    if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
+        raise InvalidRequest("allowed_tools needs a mode, auto or required, and tools", param="tool_choice")
+    named = [one if isinstance(one, dict) else {"name": one} for one in listed]
+    # those that are passed over cannot be called anyway
+    allowed = [_chosen(one, tools) for one in named if one.get("type", "function") == "function"]
+    return tool_choice(mode, [tool for tool in tools if tool["function"]["name"] in allowed])
+
+
+def _chosen(given: dict[str, Any], tools: list[dict[str, Any]]) -> str:
+    function = given.get("function")
+    name = function.get("name") if isinstance(function, dict) else given.get("name")
+    if isinstance(given.get("namespace"), str):
+        name = flat_name(given["namespace"], str(name))
+    if given.get("type") != "function" or name not in [tool["function"]["name"] for tool in tools]:
+        raise InvalidRequest(f"tool_choice names no function of tools: {shown(name)}", param="tool_choice")
+    return str(name)
+
+
+def tools_of_response(given: list[dict[str, Any]] | None, passed_over: list[str]) -> list[FunctionTool | NamespaceTool]:
+    """Raises `InvalidRequest` naming the tool."""
+
+    def convert(tool: dict[str, Any], where: str) -> FunctionTool | NamespaceTool:
+        return _namespace(tool, where, passed_over) if tool.get("type") == "namespace" else _function(tool, where)
+
+    return offered(given, convert, passed_over, types=("function", "namespace"))
+
+
+def _function(tool: dict[str, Any], where: str) -> FunctionTool:
+    function: FunctionTool = checked(tool, FunctionTool, where, "tools")
+    return function
+
+
+def _namespace(tool: dict[str, Any], where: str, passed_over: list[str]) -> NamespaceTool:
+    inner = tool.get("tools")
+    if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
+        raise InvalidRequest(f"{where}.tools must be a list of tools", param="tools")
+    namespace: NamespaceTool = checked({**tool, "tools": []}, NamespaceTool, where, "tools")
+    return replace(namespace, tools=offered(inner, _function, passed_over, where=f"{where}.tools"))
+
+
+def flattened(tools: list[FunctionTool | NamespaceTool]) -> list[dict[str, Any]]:
+    """As templates print them: functions alone, with the namespace in their name."""
+    flat = []
+    for tool in tools:
+        space = tool.name if isinstance(tool, NamespaceTool) else None
+        for function in tool.tools if isinstance(tool, NamespaceTool) else [tool]:
+            fields = {
+                "name": flat_name(space, function.name),
+                "description": function.description,
+                "parameters": function.parameters,
+                "strict": function.strict,
+            }
+            given = {name: value for name, value in fields.items() if value is not None}
+            flat.append({"type": "function", "function": given})
+    return flat
