@@ -59,10 +59,11 @@ class ResponsesRoutes:
         parsed = await self.parser.parse(request)
         body = parsed.body
         serving.check_model(body.model)
-        previous = self._previous(body)
-        context = [*(previous.conversation if previous else []), *read_items(body.input, self.store.item)]
-        rendered = await render(serving, chat_of(body, context, serving.config))
-        return _json(InputTokens(len(rendered.token_ids)), ignored_header(parsed.ignored_fields))
+        previous, ignored = self._previous(body), parsed.ignored_fields
+        items = read_items(body.input, self.store.item, ignored)
+        chat = chat_of(body, [*(previous.conversation if previous else []), *items], serving.config)
+        rendered = await render(serving, chat)
+        return _json(InputTokens(len(rendered.token_ids)), ignored_header(ignored + chat.passed_over))
 
     async def retrieve(self, request: Request) -> HttpResponse:
         """With `stream`, the events from `starting_after` on."""
