@@ -66,16 +66,16 @@ def compute_capability(device: torch.device) -> tuple[int, int]:
 def select_dtype(name: str, checkpoint_dtype: str, device: torch.device) -> tuple[torch.dtype, list[str]]:
     """Type of weights, activations and KV cache, and notes for the start-up message.
 
-    `auto` follows the checkpoint. A CPU then computes in bfloat16 only where it does so natively, and never in float16;
-    a GPU before compute capability 8.0 computes in float16 instead of bfloat16. Raises `SettingsError` where a type
-    that the device cannot compute in is asked for.
+    `auto` follows the checkpoint. A CPU then computes in bfloat16, checkpoints in float16 too, where it does so
+    natively, and else in float32; a GPU before compute capability 8.0 computes in float16 instead of bfloat16. Raises
+    `SettingsError` where a type that the device cannot compute in is asked for.
     """
     wanted, is_free = (checkpoint_dtype, True) if name == "auto" else (name, False)
     if device.type == "cpu":
         used, kind = _cpu_dtype(wanted, is_free), "CPU"
     else:
         used, kind = _gpu_dtype(wanted, is_free, device), "GPU"
-    notes = [] if used == wanted else [f"dtype: the checkpoint's {wanted} is computed in {used} on this {kind}"]
+    notes = [] if used == wanted else [f"dtype: this {kind} computes in {used} instead of {wanted}"]
     return getattr(torch, used), notes
 
 
@@ -84,7 +84,7 @@ def _cpu_dtype(wanted: str, is_free: bool) -> str:
         if wanted == "float16":
             raise SettingsError("dtype float16 needs a GPU; on a CPU take float32 or bfloat16")
         return wanted
-    return wanted if wanted == "bfloat16" and machine.has_native_bfloat16() else "float32"
+    return "bfloat16" if wanted != "float32" and machine.has_native_bfloat16() else "float32"
 
 
 def _gpu_dtype(wanted: str, is_free: bool, device: torch.device) -> str:

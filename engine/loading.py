@@ -14,7 +14,7 @@ from .device import compute_capability, device_name, resolved, select_device, se
 from .kernels import select_ops
 from .models.decoder import Decoder
 from .weights.loader import load_decoder
-from .weights.precision import select_precision
+from .weights.precision import Precision, select_precision
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,10 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint) -> LoadedModel:
     config = resolved(config, device)
     dtype, dtype_notes = select_dtype(config.dtype, model.dtype, device)
     ops, ops_notes = select_ops(model, device, dtype, compiled=config.torch_compile)
-    precision, precision_notes = select_precision(config.quantization, ops, dtype, compute_capability(device))
+    is_exact = config.dtype == "float32"  # and no mere fallback of a CPU
+    precision, precision_notes = select_precision(
+        config.quantization, ops, dtype, compute_capability(device), is_exact=is_exact
+    )
     spec = AttentionSpec(
         num_heads=model.num_heads,
         num_kv_heads=model.num_kv_heads,
@@ -63,4 +66,7 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint) -> LoadedModel:
         mend = "a smaller checkpoint or quantization int8 or int4"
         raise UsageError(f"the weights do not fit the memory of {device_name(device)}; take {mend}") from error
     notes = [*checkpoint.notes, *dtype_notes, *ops_notes, *precision_notes, *backend_notes]
+    stored = Precision("auto", precision.keeps_float8).describe(checkpoint)
+    if is_exact and config.quantization == "auto" and stored != "none":
+        notes.append(f"dtype float32 is exact: weights stored as {stored} are dequantised; dtype auto keeps them small")
     return LoadedModel(decoder, spec, backend(spec), precision.describe(checkpoint), notes)

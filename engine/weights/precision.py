@@ -2,8 +2,8 @@
 
     setting   stored in a GGUF type of 4 to 8 bits          stored in float8        stored otherwise
     none      floats                                        floats                  floats
-    auto      as stored; floats in float32 and in torch     as stored where the     floats
-                                                            GPU multiplies it
+    auto      as stored; floats in torch's operations and   as stored where the     floats
+              where float32 was asked for by name           GPU multiplies it
     int8      as stored                                     8 bits                  8 bits
     int4      as stored if that is 4 bits, else 4 bits      4 bits                  4 bits
     fp8       float8                                        as stored               float8
@@ -102,16 +102,17 @@ def has_row_scales(stored: StoredTensor) -> bool:
 
 
 def select_precision(
-    setting: Setting, ops: Ops, dtype: torch.dtype, capability: tuple[int, int] = (0, 0)
+    setting: Setting, ops: Ops, dtype: torch.dtype, capability: tuple[int, int] = (0, 0), *, is_exact: bool = False
 ) -> tuple[Precision, list[str]]:
     """What `setting` means for these operations, and notes for the start-up message.
 
-    `capability` is the GPU's; (0, 0) for a CPU. Raises SettingsError for fp8 where it cannot be multiplied.
+    `capability` is the GPU's; (0, 0) for a CPU. `is_exact`: float32 was asked for by name. Raises SettingsError for fp8
+    where it cannot be multiplied.
     """
     keeps_float8 = ops.packs_float8 and capability >= FLOAT8_CAPABILITY
     if setting == "fp8" and not keeps_float8:
         raise SettingsError(f"quantization fp8 {_missing(capability)}: take int8 or int4")
-    if setting == "auto" and (dtype == torch.float32 or not ops.packs_quantised):
+    if setting == "auto" and (is_exact or not ops.packs_quantised):
         return FLOATS, []
     if setting in ("int8", "int4") and not ops.packs_quantised:
         name = str(dtype).removeprefix("torch.")

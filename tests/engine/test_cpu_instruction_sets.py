@@ -10,6 +10,7 @@ from engine.attention import cpu as attention
 from engine.kernels.cpu import build, ops
 from tests.engine import test_cpu_kernels as kernels
 from tests.engine import test_cpu_quantised as quantised
+from tests.engine import test_quantised_weights as weights
 from tests.engine import test_sampler as sampler
 
 LEVELS = {"AVX2": "-march=x86-64-v3", "SSE4": "-march=x86-64-v2"}
@@ -33,6 +34,7 @@ test_quantised_embedding = quantised.test_a_quantised_head_embeds_what_it_stands
 test_quantised_logits = quantised.test_logits_equal_their_arithmetic
 test_quantised_rows = quantised.test_a_row_has_the_same_bits_alone_and_in_a_batch
 test_quantised_not_a_number = quantised.test_what_is_no_number_stays_in_its_row
+test_quantised_networks = weights.test_gguf_file_gives_the_logits_of_its_dequantised_weights
 test_sampled_rows = sampler.test_mixed_rows_equal_the_plain_model
 test_sampled_wide_nucleus = sampler.test_a_wide_nucleus_falls_back_on_the_whole_vocabulary
 

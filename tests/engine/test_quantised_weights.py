@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine import machine
 from engine.attention.cpu import CPUAttention
 from engine.checkpoints import Checkpoint, open_checkpoint
 from engine.kernels import select_ops
@@ -57,7 +58,8 @@ def forms(checkpoint: Checkpoint, setting: str, field: str) -> list[str] | None:
     [
         ("none", torch.bfloat16, True, "none", False),
         ("auto", torch.bfloat16, True, "auto", False),
-        ("auto", torch.float32, True, "none", False),
+        ("auto", torch.float32, True, "auto", False),
+        ("auto", torch.float16, True, "auto", False),
         ("auto", torch.bfloat16, False, "none", False),
         ("int8", torch.bfloat16, True, "int8", False),
         ("int8", torch.float32, True, "int8", False),
@@ -72,6 +74,12 @@ def test_setting_with_dtype_and_machine(
     assert precision.setting == effective
     assert bool(notes) == is_noted
     assert all(f"quantization {setting}" in note for note in notes)
+
+
+def test_float32_by_name_is_exact() -> None:
+    ops: Any = SimpleNamespace(packs_quantised=True, packs_float8=False)
+    for setting, effective in (("auto", "none"), ("none", "none"), ("int8", "int8"), ("int4", "int4")):
+        assert select_precision(setting, ops, torch.float32, is_exact=True)[0].setting == effective
 
 
 @pytest.mark.parametrize(
@@ -228,3 +236,23 @@ def test_a_missing_tensor_is_named_before_anything_is_quantised(tmp_path: Path) 
 def test_core_reports_how_weights_are_kept(tmp_path: Path, settings: dict[str, str], text: str) -> None:
     write_tiny(tmp_path)
     assert make_core(tmp_path, **settings).ready.quantization == text
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
+def test_stored_weights_stay_small_on_a_cpu_without_bfloat16(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_gguf(tmp_path, Kind[kind])
+    [path] = tmp_path.glob("*.gguf")
+    readies = {}
+    for is_native in (True, False):
+        monkeypatch.setattr(machine, "has_native_bfloat16", lambda is_native=is_native: is_native)
+        readies[is_native] = make_core(path, dtype="auto", attention_backend="auto").ready
+    assert [readies[native].dtype for native in (True, False)] == ["bfloat16", "float32"]
+    assert readies[True].quantization == readies[False].quantization == f"gguf ({kind})"
+    assert readies[False].weight_bytes < 1.1 * readies[True].weight_bytes
+    assert "dtype: this CPU computes in float32 instead of bfloat16" in readies[False].notes
+    exact = make_core(path, dtype="float32").ready
+    assert exact.quantization == "none"
+    assert exact.weight_bytes > 3 * readies[False].weight_bytes
+    assert any(f"gguf ({kind}) are dequantised" in note for note in exact.notes)
