@@ -74,15 +74,21 @@ class Answers:
         parser = self._parsers.get(index)
         if parser is None:
             parser = self._parsers[index] = self._new_parser()
-        return parser.push(output.text, ended=output.finish_reason is not None)
+        return parser.push(output.text, ended=output.finish_reason is not None, cut=_is_cut(output))
 
     def whole(self, output: CompletionOutput) -> Answer:
-        return Answer(content=output.text) if self._new_parser is None else self._new_parser().parse(output.text)
+        if self._new_parser is None:
+            return Answer(content=output.text)
+        return self._new_parser().parse(output.text, cut=_is_cut(output))
 
     def finish_reason(self, index: int, reason: str) -> str:
         """`tool_calls` where the choice ends with calls."""
         parser = self._parsers.get(index)
         return "tool_calls" if reason == "stop" and parser is not None and parser.num_calls else reason
+
+
+def _is_cut(output: RequestOutput | CompletionOutput) -> bool:
+    return output.finish_reason not in (None, "stop")
 
 
 MAX_TOOLS = 256
@@ -189,7 +195,14 @@ class _Reading:
             return None
         functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
         style = self.style.tools if self.tools else None
-        return lambda: AnswerParser(self.reasoning, style, functions, starts_inside=self.starts_inside)
+        required = bool(self.tools) and self._choice == "required"
+        return lambda: AnswerParser(
+            self.reasoning, style, functions, starts_inside=self.starts_inside, only_calls=required
+        )
+
+    @property
+    def _choice(self) -> Choice:
+        return "required" if self.chat.tool_choice == "required" or self.chat.tool_choice.startswith("=") else "auto"
 
     async def thinking(self, serving: Serving) -> ThinkingBudget | None:
         budget, reasoning = self.chat.thinking_token_budget, self.reasoning
@@ -202,13 +215,13 @@ class _Reading:
     def sampling(self, serving: Serving) -> dict[str, Any]:
         """The request's fields, with the answer's grammar and the special tokens that its parser has to see."""
         chat = self.chat
-        named = chat.tool_choice.startswith("=")
-        choice: Choice = "required" if named or chat.tool_choice == "required" else "auto"
+        choice = self._choice
+        one = chat.tool_choice.startswith("=") or (choice == "required" and self.style.takes_one_call)
         structured = answer_grammar(
             self.style.tools,
             self.tools,
             choice,
-            parallel=chat.parallel_tool_calls and not named,
+            parallel=chat.parallel_tool_calls and not one,
             reasoning=self.reasoning,
             starts_inside=self.starts_inside,
             content=chat.sampling.get("structured"),

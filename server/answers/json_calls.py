@@ -8,7 +8,7 @@ from server.answers.reader import Reader, Wait, drop
 from server.answers.values import JSON, copy_string, copy_value, json_value
 
 _ARGUMENTS = ("arguments", "parameters")
-_KEYS = {"name", "type", "id", *_ARGUMENTS}
+_KEYS = {"name", "type", "id", "function", *_ARGUMENTS}
 _BRACES = re.compile(r"\}+")
 _NAME = re.compile(r"[\w.-]+")
 
@@ -23,6 +23,7 @@ class JsonCalls(CallReader):
             reader.take(len(marker))
         yield from reader.spaces()
         in_list = bool((yield from reader.literal("[")))
+        yield from reader.spaces()
         while (yield from self.read_call(marker)):
             reader.hold()
             yield from reader.spaces()
@@ -62,10 +63,10 @@ class HermesCalls(JsonCalls):
 
 
 class LlamaCalls(JsonCalls):
-    """The answer is an object, or several with semicolons between."""
+    """The answer is an object, or several with semicolons between, or a list of them."""
 
-    markers = ("<|python_tag|>", "{")
-    bare = ("{",)
+    markers = ("<|python_tag|>", "{", "[")
+    bare = ("{", "[")
 
 
 class MistralCalls(JsonCalls):
@@ -90,10 +91,21 @@ class MistralCalls(JsonCalls):
 
 
 class _Object:
-    """One call's object, keys in any order. Of keys that come twice the first counts."""
+    """One call's object, keys in any order. Of keys that come twice the first counts.
 
-    def __init__(self, reader: Reader, begin: Callable[[str], bool], add_arguments: Callable[[str], None]) -> None:
+    It may be within another one, as in OpenAI's `{"type": "function", "function": {…}}`.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        begin: Callable[[str], bool],
+        add_arguments: Callable[[str], None],
+        *,
+        is_inner: bool = False,
+    ) -> None:
         """`begin` may refuse a name."""
+        self.is_inner = is_inner
         self.reader = reader
         self.begin = begin
         self.add_arguments = add_arguments
@@ -125,7 +137,11 @@ class _Object:
         yield from reader.spaces()
         if not colon or not (self.begun or key in _KEYS):
             return False
-        if key == "name" and self.name is None:
+        if key == "function" and not (self.begun or self.is_inner) and (yield from reader.peek()) == "{":
+            inner = _Object(reader, self.begin, self.add_arguments, is_inner=True)
+            self.begun = yield from inner.read()
+            return self.begun
+        if key in ("name", "function") and self.name is None and not self.begun:
             self.name = yield from self._read_string()
             return bool(self.name) and (self.early is None or self._begin_with("".join(self.early)))
         if key in _ARGUMENTS and self.early is None and not self.begun:

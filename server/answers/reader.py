@@ -24,15 +24,25 @@ class Reader:
         self._text = ""
         self._at = 0
         self._ended = False
+        self._is_cut = False
         self._held: list[str] | None = None
 
     def feed(self, text: str) -> None:
         self._text = self._text[self._at :] + text
         self._at = 0
 
-    def end(self) -> None:
-        """No more text will come."""
-        self._ended = True
+    def end(self, *, cut: bool = False) -> None:
+        """No more text will come; if `cut`, more was meant to."""
+        self._ended, self._is_cut = True, cut
+
+    @property
+    def is_cut_here(self) -> bool:
+        """Whether all has been read of a text that was cut."""
+        return self._is_cut and self._at == len(self._text)
+
+    def unread(self, text: str) -> None:
+        """Let `text` be read once more."""
+        self._text, self._at = text + self._text[self._at :], 0
 
     def hold(self) -> None:
         """From here on, remember what is read."""
@@ -64,8 +74,13 @@ class Reader:
         return self._text[self._at]
 
     def literal(self, *options: str) -> Wait[str]:
-        """Read the option that comes next; "" when none does. Waits only while one still may."""
-        found = yield from self._ahead(options)
+        """Read the option that comes next; "" when none does. Waits only while one still may.
+
+        What a cut has left of one is read too.
+        """
+        found = yield from self.ahead(options)
+        if not found and self._is_cut and self._begins(options):
+            self.take_all()
         return self.take(len(found))
 
     def closing(self, *options: str) -> Wait[str]:
@@ -97,7 +112,8 @@ class Reader:
     def until(self, markers: tuple[str, ...], sink: Sink) -> Wait[str]:
         """Read up to the first marker, which stays unread and is returned; "" when there is none to the end.
 
-        What can be no part of a marker goes to `sink` at once. No marker begins another.
+        What can be no part of a marker goes to `sink` at once. No marker begins another. Of one that a cut has left
+        in two, nothing is seen, unless it is a single letter, which may be anything.
         """
         first = _first_characters(markers)
         while True:
@@ -106,15 +122,24 @@ class Reader:
             if end > self._at:
                 sink(self.take(end - self._at))
             if match:
-                if found := (yield from self._ahead(markers)):
+                if found := (yield from self.ahead(markers)):
                     return found
+                if self._is_cut and len(self._text) - self._at > 1 and self._begins(markers):
+                    self.take_all()
+                    return ""
                 sink(self.take())
             elif self._ended:
                 return ""
             else:
                 yield
 
-    def _ahead(self, options: tuple[str, ...]) -> Wait[str]:
+    def _begins(self, markers: tuple[str, ...]) -> bool:
+        """Whether what is left is the beginning of a marker."""
+        rest = self._text[self._at :]
+        return bool(rest) and any(marker.startswith(rest) for marker in markers)
+
+    def ahead(self, options: tuple[str, ...]) -> Wait[str]:
+        """The option that comes next, which stays unread; "" when none does."""
         while True:
             for option in options:
                 if self._text.startswith(option, self._at):

@@ -2,10 +2,12 @@
 
 The part is at the answer's beginning or nowhere: later markers are content. Line breaks next to the markers belong to
 them and are dropped, so reasoning neither begins nor ends with one, and content does not begin with one.
-Without the opening marker all is content, without the closing one all is reasoning.
+Without the opening marker all is content, without the closing one all is reasoning, up to a tool call: a model that
+calls a tool without closing its reasoning means to. A call in a part that is closed later is part of it.
 """
 
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -50,8 +52,19 @@ def detect_reasoning(template: str) -> ReasoningStyle | None:
     return next((style for style in REASONING_STYLES if style.closing in template), None)
 
 
-def read_reasoning(style: ReasoningStyle, reader: Reader, writer: AnswerWriter, *, starts_inside: bool) -> Wait[None]:
-    """Read the reasoning part, if there is one, and what separates it from content."""
+def read_reasoning(
+    style: ReasoningStyle,
+    reader: Reader,
+    writer: AnswerWriter,
+    *,
+    starts_inside: bool,
+    call_markers: tuple[str, ...] = (),
+    holds_call: Callable[[str], bool] = lambda text: False,
+) -> Wait[None]:
+    """Read the reasoning part, if there is one, and what separates it from content.
+
+    From one of `call_markers` on, nothing is known before the part ends: it waits.
+    """
     reader.hold()
     yield from reader.spaces()
     opened = yield from reader.literal(style.opening)
@@ -60,12 +73,23 @@ def read_reasoning(style: ReasoningStyle, reader: Reader, writer: AnswerWriter, 
         yield from reader.span(_BREAKS, drop)
     elif starts_inside:
         writer.think(start.lstrip("\n"))
-    else:
+    elif not (reader.is_cut_here and len(start.lstrip()) > 1 and style.opening.startswith(start.lstrip())):
         writer.say(start)
         return
-    while (yield from reader.until(("\n", style.closing), writer.think)):
+    ends = (style.closing, *call_markers)
+    while (yield from reader.until(("\n", *ends), writer.think)):
         breaks = yield from reader.word(_BREAKS)
-        if (yield from reader.literal(style.closing)):
+        found = yield from reader.ahead(ends)
+        if found in call_markers:
+            reader.hold()
+            found = yield from reader.until((style.closing,), drop)
+            rest = reader.release()
+            if not found and holds_call(rest):
+                reader.unread(rest)
+                return
+            writer.think(breaks + (rest.rstrip("\n") if found else rest))
+        if found:
+            reader.take(len(found))
             yield from reader.span(_BREAKS, drop)
             return
         if (yield from reader.peek()):

@@ -33,10 +33,15 @@ class ToolStyle(msgspec.Struct, frozen=True):
     make_id: Callable[[], str] = _long_id
 
     @property
+    def markers_of_calls(self) -> tuple[str, ...]:
+        """What nothing but a call begins with."""
+        return tuple(marker for marker in self.reader.markers if marker not in self.reader.bare)
+
+    @property
     def markers(self) -> tuple[str, ...]:
         """What may be special tokens, so text for the parser has to keep those."""
         closing: tuple[str, ...] = getattr(self.reader, "closing", ())
-        return tuple(marker for marker in self.reader.markers + closing if marker not in self.reader.bare)
+        return self.markers_of_calls + closing
 
 
 HERMES = ToolStyle("hermes", HermesCalls)

@@ -19,6 +19,7 @@ from server.answers.values import literal_as_json
 
 _NAME = re.compile(r"[^<>\s]+")
 _END = "</parameter>"
+_NEXT = "<parameter="
 _TYPES: dict[type, set[str]] = {
     bool: {"boolean"},
     int: {"integer", "number"},
@@ -66,7 +67,7 @@ class XmlCalls(HermesCalls):
 
     def _read_parameter_name(self) -> Wait[str]:
         reader = self.reader
-        if not (yield from reader.literal("<parameter=")):
+        if not (yield from reader.literal(_NEXT)):
             return ""
         name = yield from reader.word(_NAME)
         return name if (yield from reader.literal(">")) else ""
@@ -87,10 +88,15 @@ class XmlCalls(HermesCalls):
             add(choices.get(text.strip()) or _as_json(text, types))
 
     def _read_text(self, sink: Sink) -> Wait[bool]:
-        """Whether the closing tag has come."""
+        """Whether the closing tag has come, or what may only come behind it."""
         reader = self.reader
-        while mark := (yield from reader.until(("\n", _END), sink)):
+        while mark := (yield from reader.until(("\n", _END, _NEXT), sink)):
             if (yield from reader.literal("\n" + _END, _END)):
+                return True
+            if mark == _NEXT:
+                return True
+            if (yield from reader.ahead(("\n" + _NEXT, "\n</function>"))):
+                reader.take()
                 return True
             sink(reader.take(len(mark)))
         return False
