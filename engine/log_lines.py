@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from configs.errors import printable
 
@@ -18,12 +18,20 @@ NO_ID = "-"
 
 def configure(level: str, form: LogFormat, process: str, request_id: Callable[[], str] = lambda: NO_ID) -> None:
     """Log to standard error from `level` on. `request_id` gives that of the request that is being answered."""
-    handler = logging.StreamHandler()
+    handler = StandardError()
     handler.setFormatter(JsonLines(process, request_id) if form == "json" else ConsoleLines(request_id))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     if form == "json":
         os.environ["TQDM_DISABLE"] = "1"  # no bars between the lines
     sys.excepthook = lambda *error: logging.critical("the process ends", exc_info=error)
+
+
+class StandardError(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is when a line is logged, which need not be what it was at the start."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class ConsoleLines(logging.Formatter):

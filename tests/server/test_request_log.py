@@ -220,3 +220,13 @@ def test_configure_sets_level_form_and_last_words(
     else:
         assert "WARNING uvicorn.error: enough\n" in text
     assert "KeyError: 'gone'" in text
+
+
+def test_lines_go_to_standard_error_as_it_is_then(root: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", first)
+    configure("info", "console", "engine")
+    first.close()
+    monkeypatch.setattr(sys, "stderr", second)
+    root.warning("later")
+    assert second.getvalue().endswith("later\n")
