@@ -3,7 +3,7 @@ FROM python:3.12-slim AS build
 WORKDIR /src
 RUN python -m venv /opt/octavo
 ENV PATH=/opt/octavo/bin:$PATH
-# Where PyTorch comes from: the index of CPU builds, or e.g. https://download.pytorch.org/whl/cu128 for GPUs.
+# Where PyTorch comes from: the index of CPU builds, or e.g. https://download.pytorch.org/whl/cu130 for GPUs.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 COPY pyproject.toml constraints.txt README.md octavo.py ./
 RUN pip install --no-cache-dir --index-url $TORCH_INDEX -c constraints.txt torch
