@@ -12,6 +12,7 @@ from server.protocol.chat import ChatRequest
 from server.protocol.common import GenerationRequest, RequestBody, SamplingFields
 from server.protocol.completions import CompletionRequest
 from server.protocol.messages import CountTokensRequest, MessagesRequest
+from server.protocol.ollama import OllamaRequest
 from server.protocol.pooling import MAX_INPUTS, EmbeddingRequest, PoolingFields, RerankRequest, ScoringFields
 from server.protocol.token_generation import TokenGenerationRequest, TokenSampling
 from server.protocol.tokenization import ChatPromptFields, DetokenizeRequest
@@ -41,6 +42,7 @@ RANGES: Mapping[type[RequestBody], Mapping[str, Schema]] = {
     },
     CompletionRequest: {"logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}, "best_of": {"minimum": 1}},
     ChatRequest: {"top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}},
+    OllamaRequest: {"top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}},
     TokenSampling: {"logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}},
     PoolingFields: {"truncate_prompt_tokens": {"minimum": -1, "not": {"const": 0}}},
     MessagesRequest: {

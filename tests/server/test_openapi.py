@@ -1,6 +1,7 @@
 """The OpenAPI document is valid and complete, and the server keeps what it says: thousands of drawn requests."""
 
 import json
+import re
 from collections import Counter
 from typing import Any
 
@@ -30,6 +31,14 @@ WITH_BODY = [label for label, operation in OPERATIONS.items() if "requestBody" i
 QUICK, LONG = 16, 400
 """Requests of each kind for each operation."""
 
+BEYOND_A_SCHEMA = re.compile(
+    r"needs |must be used with|contradict|exclude|mixes |is empty|empty list|may hold one|knows no |names no tool"
+    r"|the context has|at most max_tokens|does not exist|is stored|give text_1|holds one text|has the id"
+    r"|a request may have|dimensions must be|is not supported by this|must be (sizes|auto|json)"
+    r"|(messages|input)\[\d+\]"
+)
+"""What the document does not say: fields that depend on each other, on the model, on what is stored; parts of items."""
+
 
 def drawn(label: str, mode: GenerationMode, count: int) -> Counter[int]:
     """Statuses of `count` drawn requests, all of which were answered as the document says."""
@@ -49,6 +58,8 @@ def drawn(label: str, mode: GenerationMode, count: int) -> Counter[int]:
         response = case.call()
         case.validate_response(response, excluded_checks=[positive_data_acceptance])
         check_lines(label, response.headers["content-type"][0], response.text)
+        if mode is GenerationMode.POSITIVE and response.status_code == 400 and count == LONG:
+            assert BEYOND_A_SCHEMA.search(response.text), response.text
         statuses[response.status_code] += 1
 
     answers()
@@ -141,9 +152,7 @@ def test_refused_fields_are_described_with_what_they_may_hold() -> None:
 
 @pytest.mark.parametrize("label", WITH_BODY)
 def test_drawn_requests(label: str) -> None:
-    accepted = drawn(label, GenerationMode.POSITIVE, QUICK)
-    assert accepted[200] >= QUICK / 20, accepted
-    assert set(accepted) <= {200, 400, 404}
+    assert set(drawn(label, GenerationMode.POSITIVE, QUICK)) <= {200, 400, 404}
     refused = drawn(label, GenerationMode.NEGATIVE, QUICK)
     assert set(refused) <= {400, 404}
 
@@ -157,5 +166,5 @@ def test_drawn_requests_without_body(label: str) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("label", WITH_BODY)
 def test_many_drawn_requests(label: str) -> None:
-    drawn(label, GenerationMode.POSITIVE, LONG)
+    assert drawn(label, GenerationMode.POSITIVE, LONG)[200] >= LONG / 40
     drawn(label, GenerationMode.NEGATIVE, LONG)
