@@ -1,7 +1,6 @@
 """From the fields of Ollama's /api/chat and /api/generate to what the engine takes."""
 
 import dataclasses
-import math
 from typing import Any
 
 import msgspec
@@ -12,6 +11,7 @@ from configs.settings import ServerConfig
 from server.chat import Chat, render
 from server.convert.chat import chat_messages
 from server.convert.sampling import check_stop, sampling_params
+from server.convert.shortening import room_for_prompt
 from server.convert.structured import json_schema
 from server.convert.tools import offered, tool_of
 from server.parsing import validation_message
@@ -83,45 +83,11 @@ async def plain_prompt(body: OllamaGenerateRequest, serving: Serving) -> list[in
     return await serving.engine.encode(body.prompt or "")
 
 
-async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:
-    """With the newest messages that leave room for an answer, and all system messages; None where the last is too long.
-
-    A chat begins with a user's message if it can: many templates ask for that.
-    """
-    last = len(chat.messages) - 1
-    roles = [message["role"] for message in chat.messages]
-    by_users = [index for index in range(1, last + 1) if roles[index] == "user"]
-    others = [index for index in range(1, last + 1) if roles[index] != "tool" or index == last]
-    sizes: dict[int, float] = {}
-
-    def begun_at(start: int) -> Chat:
-        system = [message for message in chat.messages[:start] if message["role"] == "system"]
-        return dataclasses.replace(chat, messages=system + chat.messages[start:])
-
-    async def size(start: int) -> float:
-        if start not in sizes:
-            try:
-                sizes[start] = len((await render(serving, begun_at(start))).token_ids)
-            except InvalidRequest:  # the template's, or it is far too long
-                sizes[start] = math.inf
-        return sizes[start]
-
-    for room in (_room(serving), _limit(serving) - 1):
-        for starts in (by_users, others):
-            low, high = 0, len(starts)
-            while low < high:
-                middle = (low + high) // 2
-                low, high = (low, middle) if await size(starts[middle]) <= room else (middle + 1, high)
-            if low < len(starts):
-                return begun_at(starts[low])
-    return None
-
-
 async def without_beginning(body: OllamaGenerateRequest, chat: Chat, serving: Serving) -> Chat | None:
     """With the end of `context` and prompt that leaves room for an answer; None where the template is too long."""
     empty = {**chat.messages[-1], "content": ""}
     around = await render(serving, dataclasses.replace(chat, messages=[*chat.messages[:-1], empty]))
-    room = _room(serving) - len(around.token_ids)
+    room = room_for_prompt(serving) - len(around.token_ids)
     if room < 1:
         return None
     token_ids = await serving.engine.encode(body.prompt or "", add_special_tokens=False)
@@ -139,17 +105,7 @@ async def without_beginning(body: OllamaGenerateRequest, chat: Chat, serving: Se
 def end_of(token_ids: list[int], serving: Serving) -> list[int]:
     """What leaves room for an answer, with the token that begins all texts."""
     begins = token_ids[:1] == [serving.engine.tokenizer.bos_token_id]
-    return token_ids[:begins] + token_ids[begins - _room(serving) :]
-
-
-def _limit(serving: Serving) -> int:
-    info = serving.engine.info
-    return min(info.max_model_len, info.kv_cache_tokens)
-
-
-def _room(serving: Serving) -> int:
-    """For prompts that have to be cut: a quarter of the context is the answer's."""
-    return _limit(serving) - _limit(serving) // 4
+    return token_ids[:begins] + token_ids[begins - room_for_prompt(serving) :]
 
 
 def sampling_of(body: OllamaRequest, serving: Serving) -> dict[str, Any]:

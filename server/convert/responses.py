@@ -84,6 +84,7 @@ def first_snapshot(body: ResponsesRequest, generation: Generation) -> Response:
         tools=tools_of_response(body.tools, []),
         top_logprobs=body.top_logprobs or 0,
         top_p=params.top_p,
+        truncation=body.truncation or "disabled",
         user=body.user,
         metadata=body.metadata or {},
     )

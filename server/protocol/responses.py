@@ -62,7 +62,6 @@ class ResponsesRequest(SamplingFields, kw_only=True):
         "image": ({}, {"context_compression": "disabled"}, {"context_compression": "auto"}),
         "moderation": (),
         "prompt": (),
-        "truncation": ("disabled",),
     }
     hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS | {"context_management": ([],)}
 
@@ -93,6 +92,8 @@ class ResponsesRequest(SamplingFields, kw_only=True):
     """auto, none, required, {"type": "function", "name": …}, or {"type": "allowed_tools", "mode", "tools"}."""
     parallel_tool_calls: bool | None = None
     """False: at most one tool call."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """auto: what is oldest in a conversation that is longer than the context is left out."""
     metadata: Metadata | None = None
     """This and the three below are labels: they come back with the response."""
     user: str | None = None
@@ -176,7 +177,7 @@ class Response(msgspec.Struct, frozen=True, kw_only=True):
     tools: list[FunctionTool | NamespaceTool]
     top_logprobs: int
     top_p: float
-    truncation: str = "disabled"
+    truncation: str
     usage: ResponseUsage | None = None
     user: str | None
     metadata: dict[str, str]

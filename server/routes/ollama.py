@@ -26,9 +26,9 @@ from server.convert.ollama import (
     plain_prompt,
     sampling_of,
     without_beginning,
-    without_oldest,
 )
 from server.convert.sampling import fitted, sampling_params
+from server.convert.shortening import DROPPED, without_oldest
 from server.convert.tool_input import tool_input
 from server.disconnect import until_disconnect
 from server.field_names import naming
@@ -127,7 +127,7 @@ class OllamaChatRoute(OllamaRoute[OllamaChatRequest]):
         if shorter is None:
             return None
         num_dropped = len(chat.messages) - len(shorter.messages)
-        return *await start_chat(serving, shorter, "chat-"), {"x-octavo-dropped-messages": str(num_dropped)}
+        return *await start_chat(serving, shorter, "chat-"), {DROPPED: str(num_dropped)}
 
     def fields(self, answer: Answer) -> dict[str, Any]:
         calls = [

@@ -6,11 +6,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response as HttpResponse
 
-from configs.errors import InvalidRequest, shown
+from configs.errors import ContextLengthExceeded, InvalidRequest, shown
 from configs.settings import ServerConfig
 from server.chat import render, start_chat
 from server.convert.response_items import read_items
 from server.convert.responses import chat_of, first_snapshot
+from server.convert.shortening import DROPPED, without_oldest
 from server.disconnect import until_disconnect
 from server.generation import Generation
 from server.parsing import BodyParser, ignored_header, query_of
@@ -39,8 +40,7 @@ class ResponsesRoutes:
         parsed = await self.parser.parse(request)
         body, ignored = parsed.body, parsed.ignored_fields
         serving.check_model(body.model)
-        builder, generation, stored = await self._start(serving, body, ignored)
-        headers = ignored_header(ignored)
+        builder, generation, stored, headers = await self._start(serving, body, ignored)
         if body.background:
             return self._background(builder, generation, stored, body, headers)
         if body.stream:
@@ -104,15 +104,23 @@ class ResponsesRoutes:
 
     async def _start(
         self, serving: Serving, body: ResponsesRequest, ignored: list[str]
-    ) -> tuple[ResponseBuilder, Generation, StoredResponse]:
-        """What is passed over is added to `ignored`."""
+    ) -> tuple[ResponseBuilder, Generation, StoredResponse, dict[str, str]]:
+        """With the headers, which name what is `ignored` and what is passed over."""
         previous = self._previous(body)
         items = read_items(body.input, self.store.item, ignored)
         context = [*(previous.conversation if previous else []), *items]
-        generation, answers = await start_chat(serving, chat_of(body, context, serving.config), "resp_")
-        ignored += generation.passed_over
+        chat = chat_of(body, context, serving.config)
+        headers = ignored_header(ignored + chat.passed_over)
+        try:
+            generation, answers = await start_chat(serving, chat, "resp_")
+        except ContextLengthExceeded:
+            shorter = await without_oldest(chat, serving) if body.truncation == "auto" else None
+            if shorter is None:
+                raise
+            headers[DROPPED] = str(len(chat.messages) - len(shorter.messages))
+            generation, answers = await start_chat(serving, shorter, "resp_")
         builder = ResponseBuilder(generation, answers, first_snapshot(body, generation))
-        return builder, generation, StoredResponse(builder, items, previous, context)
+        return builder, generation, StoredResponse(builder, items, previous, context), headers
 
     def _previous(self, body: ResponsesRequest) -> StoredResponse | None:
         if body.previous_response_id is None:

@@ -216,7 +216,9 @@ async def test_an_empty_answer_is_an_empty_message(client: httpx.AsyncClient, en
         ({"text": {"format": {"type": "xml"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
         ({"text": {"format": {"type": "json_object"}}, "structured_outputs": {"regex": "a"}}, "structured_outputs"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "left"}, "truncation"),
+        ({"truncation": "auto", "input": "x" * 1001}, "input"),
+        ({"truncation": "auto", "input": "x" * 900, "max_output_tokens": 200}, "max_output_tokens"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"background": True, "store": False}, "background"),
@@ -316,3 +318,24 @@ async def test_pages_of_input_items(client: httpx.AsyncClient) -> None:
     for query, param in (("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=x", "after")):
         answer = await client.get(f"{path}?{query}")
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(("limit", "room"), [({}, 750), ({"max_output_tokens": 100}, 900)])
+async def test_truncation_auto_drops_the_oldest_items(
+    client: httpx.AsyncClient, engine: FakeEngine, limit: dict[str, int], room: int
+) -> None:
+    turns = [{"role": ("user", "assistant")[index % 2], "content": f"{index:02d}" * 20} for index in range(49)]
+    said = {"input": turns, "instructions": "be brief", **limit}
+    assert (await refusal(client, **said))["code"] == "context_length_exceeded"
+    response = await client.post("/v1/responses", json={**said, "truncation": "auto"})
+    assert response.status_code == 200, response.text
+    first, *kept = engine.messages
+    assert first == {"role": "system", "content": "be brief"}
+    assert kept == turns[-len(kept) :]
+    assert int(response.headers["x-octavo-dropped-messages"]) == len(turns) - len(kept)
+    assert room - 2 * 41 < len(engine.requests[0][1]) <= room
+    assert response.json()["truncation"] == "auto"
+    items = await client.get(f"/v1/responses/{response.json()['id']}/input_items?limit=100")
+    assert len(items.json()["data"]) == len(turns)
+    response = await client.post("/v1/responses", json={"input": "hi", "truncation": "auto"})
+    assert "x-octavo-dropped-messages" not in response.headers
