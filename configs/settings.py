@@ -199,6 +199,10 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
             description="Seconds for which a client may take nothing of what it was sent; 0: as long as it likes.",
         ),
     ] = 120
+    timeout_keep_alive: Annotated[
+        int,
+        Meta(ge=0, le=10**6, description="Seconds for which a connection without a request stays open."),
+    ] = 75
     shutdown_timeout: Annotated[
         float,
         Meta(ge=0, le=MAX_SECONDS, description="Seconds that requests under way may go on after SIGTERM or Ctrl-C."),

@@ -82,7 +82,14 @@ def make_server(engine: EngineFace, config: ServerConfig, model_name: str) -> Se
     app = create_app(engine, config, model_name)
     protocol: Any = connection_class(config)
     settings = uvicorn.Config(
-        app, http=protocol, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=config.timeout_keep_alive,
     )
     settings.load()
     settings.ssl = server_context(config)

@@ -40,13 +40,23 @@ async def end_stalled_clients(connections: Collection[Any], timeout: float) -> N
 
 def bytes_acknowledged(transport: Any) -> int | None:
     """The bytes of all it was sent that the client acknowledged; None where nothing waits for it."""
-    import fcntl
-    import termios
-
     with contextlib.suppress(OSError, ValueError):  # another family; closed meanwhile
-        client = transport.get_extra_info("socket")
-        [num_waiting] = struct.unpack("i", fcntl.ioctl(client.fileno(), termios.TIOCOUTQ, bytes(4)))
-        if num_waiting or transport.get_write_buffer_size():
+        if bytes_waiting(transport):
+            client = transport.get_extra_info("socket")
             info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED + 8)
             return int(struct.unpack_from("Q", info, _BYTES_ACKED)[0])
     return None
+
+
+def bytes_waiting(transport: Any) -> int:
+    """What the client was sent and has not acknowledged; elsewhere than on Linux, what is still in this process."""
+    waiting: int = transport.get_write_buffer_size()
+    if sys.platform == "linux":
+        import fcntl
+        import termios
+
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            client = transport.get_extra_info("socket")
+            [in_kernel] = struct.unpack("i", fcntl.ioctl(client.fileno(), termios.TIOCOUTQ, bytes(4)))
+            waiting += in_kernel
+    return waiting

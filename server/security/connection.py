@@ -15,6 +15,7 @@ from configs.errors import InvalidRequest, RequestError
 from configs.settings import ServerConfig
 from server.http_errors import error_body
 from server.security.request_ids import HEADER, request_id
+from server.stalled_clients import bytes_waiting
 
 BYTES_PER_SECOND = 16 * 2**10
 """Of a request, so many earn it another second to arrive in."""
@@ -30,6 +31,19 @@ class HeaderTooLarge(RequestError):
 class TooSlow(RequestError):
     status = 408
     type = "timeout_error"
+
+
+class UntilClose(int):
+    """The length of a body that ends with the connection, as HTTP/1.0 has it: whatever is sent fits."""
+
+    def __lt__(self, other: int) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return False
+
+    def __sub__(self, other: int) -> "UntilClose":
+        return self
 
 
 class Connection(HttpToolsProtocol):
@@ -96,6 +110,8 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        if self._clock is None:  # behind the end of another request
+            self._start_clock()
         self._in_header = True
         self._header_bytes = self._num_headers = 0
 
@@ -115,9 +131,20 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # it comes again
         self._in_header = False
+        self._check_head()
         super().on_headers_complete()
+        if self.scope["http_version"] == "1.0":  # which knows no chunks
+            self.cycle.chunked_encoding, self.cycle.expected_content_length = False, UntilClose()
         self._receiving = self.cycle
         self._unanswered.append(self.cycle)
+
+    def _check_head(self) -> None:
+        """As RFC 9112 asks, 3.2."""
+        version, num_hosts = self.parser.get_http_version(), [name for name, _ in self.headers].count(b"host")
+        if version not in ("1.0", "1.1") or num_hosts > 1 or (version == "1.1" and not num_hosts):
+            what = "one header Host" if version in ("1.0", "1.1") else "version 1.1 or 1.0 of HTTP"
+            self._refusal = InvalidRequest(f"a request must have {what}", code="invalid_http")
+            raise self._refusal
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -132,6 +159,17 @@ class Connection(HttpToolsProtocol):
         waits_for_permission = self._receiving is not None and self.expect_100_continue and not self._receiving.body
         if not self._unanswered and (self._is_closing or waits_for_permission):
             self._say_last()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing came for that long. A connection is idle once the client has taken all that it was answered."""
+        if self._clock is not None:
+            return  # the next request is arriving, and has a time of its own
+        if bytes_waiting(self.transport):
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
 
     # Bounds
 

@@ -1,4 +1,4 @@
-"""What comes before any route: the request's id, the origin of the page that sends it, and the key."""
+"""What comes before any route: the request's id, the host that it asks, the origin of its page, and the key."""
 
 from starlette.responses import Response
 from starlette.types import Scope
@@ -8,6 +8,7 @@ from server.http_errors import ERROR_BODY
 from server.metrics.ledger import RECORD
 from server.operation import ANSWER_HEADERS, Operation
 from server.routes import messages, ollama
+from server.security.hosts import Hosts
 from server.security.keys import CHALLENGE, Unauthorized, read_keys
 from server.security.origins import Origins, RawHeaders
 from server.security.request_ids import CURRENT, HEADER, request_id
@@ -20,6 +21,7 @@ class Guard:
     def __init__(self, config: ServerConfig, operations: list[Operation]) -> None:
         """Raises `SettingsError` for keys that cannot be read."""
         self._keys = read_keys(config)
+        self._hosts = Hosts(config, with_keys=bool(self._keys))
         self._origins = Origins(config, with_keys=bool(self._keys))
         of_path = {path: operation for operation in operations for path in operation.paths.split()}
         self._open = {path for path, operation in of_path.items() if operation.is_open}
@@ -41,6 +43,7 @@ class Guard:
                 scope[ERROR_BODY] = error_body
         preflight = self._origins.preflight(scope["method"], headers)
         if preflight is None and scope["path"] not in self._open:
+            self._hosts.refuse_foreign(headers)
             self._origins.refuse_foreign(headers)
             try:
                 scope[RECORD].owner = self._keys.check(headers)

@@ -1,8 +1,7 @@
 """What is checked of security before a model is loaded, which may take long."""
 
-import ipaddress
-
 from configs.settings import ServerConfig
+from server.security.hosts import is_reachable
 from server.security.keys import read_keys
 from server.security.tls import server_context
 
@@ -16,13 +15,3 @@ def check_security(config: ServerConfig) -> str | None:
         f"everybody who can reach {config.host} can use this server, as it has no API key:"
         " --api-key-file or OCTAVO_API_KEY sets one"
     )
-
-
-def is_reachable(host: str) -> bool:
-    """Whether other machines may reach an address."""
-    if host == "localhost":
-        return False
-    try:
-        return not ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name: where it points to may change
-        return True

@@ -1,5 +1,6 @@
 """What one connection may send, hold and for how long; and TLS. By raw bytes, to a real server."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -13,15 +14,18 @@ from typing import Any
 
 import httpx
 import pytest
+import uvloop
 
 from configs.errors import SettingsError, UsageError
 from configs.settings import ServerConfig
 from server import cli
-from server.listener import bind_unix
+from server.http_server import make_server
+from server.listener import bind, bind_unix
 from server.security.start import check_security
 from server.security.tls import server_context
-from tests.server.conftest import running_server
+from tests.server.conftest import MODEL, running_server
 from tests.server.fake_engine import FakeEngine
+from tests.server.test_every_route import BODIES
 from tests.server.test_live_server import live_server
 
 READ_TIMEOUT = 0.4
@@ -143,7 +147,13 @@ def test_a_header_without_an_end_is_not_kept(port: int) -> None:
 
 
 def test_headers_just_within_the_bounds(port: int) -> None:
-    head = b"GET /health HTTP/1.1\r\nConnection: close\r\n" + b"A: x\r\n" * 18 + b"B: " + b"x" * 1800 + b"\r\n\r\n"
+    head = (
+        b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        + b"A: x\r\n" * 17
+        + b"B: "
+        + b"x" * 1800
+        + b"\r\n\r\n"
+    )
     [(status, _, _)] = answers(exchange(port, head))
     assert status == 200
 
@@ -151,7 +161,7 @@ def test_headers_just_within_the_bounds(port: int) -> None:
 def test_trailers_are_no_headers(port: int) -> None:
     body = json.dumps({"prompt": "a"}).encode()
     chunk = b"%x\r\n%b\r\n0\r\n" % (len(body), body)
-    head = b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     [(status, headers, _)] = answers(exchange(port, head + chunk + b"X-Request-Id: trailer\r\n\r\n"))
     assert status == 200
     assert headers["x-request-id"] != "trailer"
@@ -162,10 +172,10 @@ def test_trailers_are_no_headers(port: int) -> None:
 @pytest.mark.parametrize(
     "pieces",
     [
-        [b"GET /health HTTP/1.1\r\n", *[b"A: x\r\n"] * 20],
+        [b"GET /health HTTP/1.1\r\nHost: x\r\n", *[b"A: x\r\n"] * 20],
         [bytes([letter]) for letter in HEALTH],
-        [b"POST /v1/completions HTTP/1.1\r\nContent-Length: 1000\r\n\r\n", *[b" "] * 30],
-        [b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n", *[b"1\r\n \r\n"] * 30],
+        [b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n", *[b" "] * 30],
+        [b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n", *[b"1\r\n \r\n"] * 30],
         [b"\r\n"] * 20,
     ],
     ids=["headers", "bytes of a header", "bytes of a body", "chunks", "line ends"],
@@ -229,7 +239,7 @@ def test_requests_in_a_row_are_answered_in_order(port: int) -> None:
     requests = [
         post("/tokenize", {"prompt": "x" * number}, f"X-Request-Id: {name}") for number, name in enumerate(names)
     ]
-    requests.insert(4, HEALTH.replace(b"Host: x", b"X-Request-Id: health"))
+    requests.insert(4, HEALTH.replace(b"x", b"x\r\nX-Request-Id: health"))
     found = answers(exchange(port, b"".join(requests) + b"nonsense\r\n\r\n"))
     assert [status for status, _, _ in found] == [200] * 9 + [400]
     assert [headers["x-request-id"] for _, headers, _ in found[:9]] == [*names[:4], "health", *names[4:]]
@@ -254,14 +264,14 @@ def test_offers_of_other_protocols_are_passed_over(port: int, offer: str) -> Non
 
 
 def test_a_refused_client_that_waits_for_permission_need_not_send_its_body(port: int) -> None:
-    head = b"POST /no/such HTTP/1.1\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+    head = b"POST /no/such HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\nExpect: 100-continue\r\n\r\n"
     [(status, _, _)] = answers(exchange(port, head))
     assert status == 404
 
 
 def test_a_refused_upload_gets_its_answer(port: int) -> None:
     """Though it goes on sending what nobody reads."""
-    head = b"POST /v1/completions HTTP/1.1\r\nContent-Length: 100000000\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100000000\r\n\r\n"
     received = exchange(port, head, *[b"x" * 100_000] * 50, pause=0.01)
     [(status, _, _)] = answers(received)
     assert status == 413
@@ -307,7 +317,7 @@ def test_no_more_connections_than_allowed() -> None:
         idle = [opened.enter_context(httpx.Client()) for _ in range(2)]
         for client in idle:
             assert client.get(f"{url}/health").status_code == 200
-        [(status, _, _)] = answers(exchange(port, HEALTH.replace(b"Host: x", b"Connection: close")))
+        [(status, _, _)] = answers(exchange(port, HEALTH.replace(b"x", b"x\r\nConnection: close")))
         assert status == 200
 
 
@@ -446,3 +456,126 @@ def test_paths_that_can_be_no_socket(tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="--uds"), bind_unix(str(path)):
             pass
     assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "status"),
+    [
+        ("1.1", 1, 200),
+        ("1.1", 0, 400),
+        ("1.1", 2, 400),
+        ("1.0", 0, 200),
+        ("1.0", 1, 200),
+        ("1.0", 2, 400),
+        ("2.0", 1, 400),
+    ],
+)
+def test_a_request_has_one_host_header(port: int, version: str, hosts: int, status: int) -> None:
+    lines = [f"GET /health HTTP/{version}", *["Host: x"] * hosts, "Connection: close", "", ""]
+    [(found, _, body)] = answers(exchange(port, "\r\n".join(lines).encode()))
+    assert found == status
+    assert status == 200 or json.loads(body)["error"]["code"] == "invalid_http"
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/responses", "/api/chat"]
+)
+def test_http_1_0_gets_no_chunks(port: int, path: str) -> None:
+    """Streams end with the connection there, as RFC 9112, 6.1, asks."""
+    body = {**BODIES[path], "stream": True}
+    request = post(path, body, "Connection: keep-alive").replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", 1)
+    head, _, events = exchange(port, request).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")
+    assert b"transfer-encoding" not in head.lower()
+    lines = [line for line in events.decode().split("\n") if line]
+    assert len(lines) > 3
+    for line in lines:
+        assert line.startswith(("data: ", "event: ", "{"))
+    whole = post(path, {**BODIES[path], "stream": False}).replace(b" HTTP/1.1\r\n", b" HTTP/1.0\r\n", 1)
+    [(status, headers, content)] = answers(exchange(port, whole))
+    assert (status, int(headers["content-length"])) == (200, len(content))
+
+
+@pytest.fixture(scope="module")
+def keeping_alive(engine: FakeEngine) -> Iterator[int]:
+    """For a second."""
+    with running_server(engine, ServerConfig(timeout_keep_alive=1, request_read_timeout=10)) as url:
+        yield int(url.rpartition(":")[2])
+
+
+def read_answer(client: socket.socket, piece: int = 65536, pause: float = 0.0) -> bytes:
+    """The body of one whole answer, read by pieces; empty where the server has closed."""
+    received = b""
+    while b"\r\n\r\n" not in received:
+        if not (got := client.recv(1)):
+            return b""
+        received += got
+    length = int(received.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+    body = bytearray()
+    while len(body) < length:
+        got = client.recv(min(piece, length - len(body)))
+        assert got, "cut"
+        body += got
+        time.sleep(pause)
+    return bytes(body)
+
+
+def test_an_idle_connection_is_kept_for_as_long_as_the_setting_says(keeping_alive: int) -> None:
+    with socket.create_connection(("127.0.0.1", keeping_alive), timeout=5) as client:
+        for pause in (0.0, 0.6, 0.6):
+            time.sleep(pause)
+            client.sendall(HEALTH)
+            assert read_answer(client)
+        start = time.monotonic()
+        assert client.recv(1) == b""
+        assert 0.8 < time.monotonic() - start < 3
+    assert ServerConfig().timeout_keep_alive >= 60
+
+
+def test_a_connection_is_not_idle_while_its_client_reads(keeping_alive: int, engine: FakeEngine) -> None:
+    """It may have the next request ready for when it has read the answer; it lay in the way of a socket that closes."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.settimeout(10)
+        client.connect(("127.0.0.1", keeping_alive))
+        client.sendall(post("/detokenize", {"tokens": [120] * 1_500_000}))
+        assert len(read_answer(client, piece=2**15, pause=0.06)) > 1_500_000
+        client.sendall(HEALTH)
+        assert read_answer(client)
+
+
+def test_a_request_that_arrives_behind_another_has_its_own_time(keeping_alive: int, engine: FakeEngine) -> None:
+    second = post("/v1/completions", {"prompt": "hi"})
+    with socket.create_connection(("127.0.0.1", keeping_alive), timeout=5) as client:
+        for cut in (20, len(second) - 3):
+            client.sendall(post("/v1/completions", {"prompt": "hi"}) + second[:cut])
+            assert read_answer(client)
+            time.sleep(1.5)
+            client.sendall(second[cut:])
+            assert read_answer(client)
+
+
+def test_what_arrives_when_the_time_is_over_is_still_answered(engine: FakeEngine) -> None:
+    """Where the event loop was held up, it sees both at once."""
+
+    async def exchange_late() -> bytes:
+        listener = bind("127.0.0.1", 0)
+        server = make_server(engine, ServerConfig(timeout_keep_alive=1), MODEL)
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        reader, writer = await asyncio.open_connection(*listener.getsockname())
+        writer.write(HEALTH)
+        await reader.readuntil(b"}")
+        await asyncio.sleep(0.5)
+        writer.write(HEALTH)
+        time.sleep(1)
+        answer = await asyncio.wait_for(reader.read(12), 5)
+        writer.close()
+        server.end()
+        await serving
+        return answer
+
+    for new_loop in (None, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=new_loop) as runner:
+            assert runner.run(exchange_late()) == b"HTTP/1.1 200"

@@ -24,14 +24,16 @@ REQUESTS = [
     b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n",
     b"HEAD /v1/models HTTP/1.1\r\nHost: x\r\nConnection: keep-alive\r\n\r\n",
     b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY),
-    b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n%x;a=b\r\n%b\r\n0\r\nA: b\r\n\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n%x;a=b\r\n%b\r\n0\r\nA: b\r\n\r\n"
     % (len(BODY), BODY),
-    b'POST /v1/completions HTTP/1.1\r\nContent-Length: 30\r\n\r\n{"prompt": "a", "stream": true}',
-    b"POST /v1/chat/completions HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
-    b"OPTIONS /v1/completions HTTP/1.1\r\nOrigin: http://localhost\r\nAccess-Control-Request-Method: POST\r\n\r\n",
+    b'POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 30\r\n\r\n{"prompt": "a", "stream": true}',
+    b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+    b"OPTIONS /v1/completions HTTP/1.1\r\nHost: x\r\n"
+    b"Origin: http://localhost\r\nAccess-Control-Request-Method: POST\r\n\r\n",
     b"GET http://a.b/%2e%2e/health?a=b#c HTTP/1.0\r\nX-Request-Id: a\r\nAuthorization: Bearer x\r\n\r\n",
-    b"GET / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhl\r\n\r\n\x81\x05hello",
-    b"POST /tokenize HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n%b"
+    b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Key: dGhl\r\n\r\n\x81\x05hello",
+    b"POST /tokenize HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: %d\r\n\r\n%b"
     % (len(BODY), BODY),
     b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00",
     b"CONNECT a:1 HTTP/1.1\r\n\r\n",

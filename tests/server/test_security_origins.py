@@ -1,5 +1,6 @@
 """Pages of other origins: preflights, the headers of answers, and what a page may not do."""
 
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -156,13 +157,59 @@ async def test_with_keys_all_pages_may_try() -> None:
     ],
 )
 async def test_the_servers_own_pages_links_and_programs_are_not_foreign(headers: dict[str, str]) -> None:
-    async with in_process() as client:
+    async with in_process(host="0.0.0.0") as client:
         assert (await client.post(PATH, json=BODY, headers=headers)).status_code == 200
 
 
 async def test_a_browser_that_says_cross_site_is_believed() -> None:
     headers = {"origin": PAGE, "host": "page.example", "sec-fetch-site": "cross-site"}
-    async with in_process() as client:
+    async with in_process(host="0.0.0.0") as client:
         response = await client.post(PATH, json=BODY, headers=headers)
     assert response.status_code == 403
     assert "--allowed-origins" in response.json()["error"]["message"]
+
+
+REBOUND = [
+    "evil.com", "evil.com:8000", "EVIL.com.", "localhost.evil.com", "127.0.0.1.evil.com", "127.0.0.1@evil.com",
+    "xlocalhost.com", "evil.com:80:80", "[::1", "1.2.3.4.5", "b\u00fccher.example", "a.b",
+]  # fmt: skip
+OWN = [
+    "localhost", "LOCALHOST:8000", "localhost.", "app.localhost:3000", "127.0.0.1:8000", "127.8.8.8", "[::1]:8000",
+    "[::1]", "192.168.1.7:8000", "octavo", "octavo:8000", "host.docker.internal:8000", "mac.local",
+    socket.gethostname(), "",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", [*REBOUND, *OWN])
+async def test_without_keys_on_loopback_only_names_of_this_machine_are_answered(host: str) -> None:
+    """A page of a name that was made to point here would be the server's own to a browser."""
+    raw = host.encode("utf-8")
+    for settings in ({}, {"host": "::1"}, {"host": "localhost"}, {"allowed_origins": (PAGE,)}):
+        async with in_process(**settings) as client:
+            for name in ("origin", "x"):
+                headers = {"host": raw, name: b"http://" + raw, "sec-fetch-site": b"same-origin"}
+                for method, path in [("POST", PATH), ("GET", "/v1/models"), ("GET", "/v1/engine/live"), ("GET", "/no")]:
+                    answer = await client.request(method, path, json=BODY, headers=headers)
+                    refused = answer.status_code == 403
+                    assert refused is (host in REBOUND)
+                    assert not refused or answer.json()["error"]["code"] == "host_not_allowed"
+            for path in ("/health", "/health/live", "/ping", "/"):
+                assert (await client.get(path, headers={"host": raw})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"host": "0.0.0.0"},
+        {"host": "::"},
+        {"host": "192.168.1.7"},
+        {"uds": "/tmp/socket"},
+        {"api_key": ("secret",)},
+        {"allowed_origins": ("*",)},
+        {"allowed_origins": ("https://evil.com:444",)},
+    ],
+)
+async def test_names_do_not_matter_where_others_reach_the_server_or_it_has_keys(settings: dict[str, Any]) -> None:
+    async with in_process(**settings) as client:
+        answer = await client.post(PATH, json=BODY, headers={"host": "evil.com:8000", "x-api-key": "secret"})
+        assert answer.status_code == 200
