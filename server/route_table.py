@@ -17,6 +17,14 @@ from server.protocol.chat import ChatRequest
 from server.protocol.common import Model, ModelList
 from server.protocol.completions import CompletionRequest
 from server.protocol.live import Live
+from server.protocol.llama_cpp import (
+    InfillRequest,
+    NativeChunk,
+    NativeCompletion,
+    NativeCompletionRequest,
+    Props,
+    Slot,
+)
 from server.protocol.messages import CountTokensRequest, Message, MessagesRequest, TokenCount
 from server.protocol.messages import Event as MessageEvent
 from server.protocol.ollama import (
@@ -67,6 +75,7 @@ from server.protocol.tokenization import (
 from server.routes.chat import ChatRoute
 from server.routes.completions import CompletionsRoute
 from server.routes.live import LiveRoute
+from server.routes.llama_cpp import NativeRoute, props, slots
 from server.routes.messages import CountTokensRoute, MessagesRoute
 from server.routes.models import list_models, retrieve_model
 from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
@@ -88,6 +97,7 @@ def operations(config: ServerConfig) -> list[Operation]:
         *_generating(config),
         *_responses(config),
         *_ollama(config),
+        *_llama_cpp(config),
         *_pooling(config),
         *_text(config),
         *_about_the_server(),
@@ -240,13 +250,47 @@ def _ollama(config: ServerConfig) -> list[Operation]:
     ]
 
 
+def _llama_cpp(config: ServerConfig) -> list[Operation]:
+    picked = dict[str, Any]  # by `response_fields`
+    generating: dict[str, Any] = {
+        "answers": (NativeCompletion, list[NativeCompletion], picked, list[picked]),
+        "events": (NativeChunk, NativeCompletion, picked),
+    }
+    completion, infill = NativeCompletionRequest, InfillRequest
+    return [
+        Operation(
+            "POST",
+            "/completion",
+            NativeRoute(config, completion),
+            "Continue prompts, in llama.cpp's form",
+            body=completion,
+            **generating,
+        ),
+        Operation(
+            "POST",
+            "/infill",
+            NativeRoute(config, infill),
+            "Write what is missing in a text, in llama.cpp's form",
+            body=infill,
+            **generating,
+        ),
+        Operation("GET", "/props", props, "What is served, in llama.cpp's form", (Props,)),
+        Operation("GET", "/slots", slots, "How many requests run, in llama.cpp's form", (list[Slot],), errors=(503,)),
+    ]
+
+
 def _pooling(config: ServerConfig) -> list[Operation]:
     return [
         whole("/v1/embeddings", EmbeddingRequest, embeddings, "Embed texts", EmbeddingResponse, config),
         whole("/pooling", PoolingRequest, pooling, "Embed texts, as the model gives it", PoolingResponse, config),
         whole("/score /v1/score", ScoreRequest, score, "Cosines between embeddings", ScoreResponse, config),
         whole(
-            "/rerank /v1/rerank /v2/rerank", RerankRequest, rerank, "Sort documents for a query", RerankResponse, config
+            "/rerank /v1/rerank /v2/rerank /reranking",
+            RerankRequest,
+            rerank,
+            "Sort documents for a query",
+            RerankResponse,
+            config,
         ),
     ]
 

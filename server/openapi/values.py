@@ -11,6 +11,7 @@ from server.openapi.chats import CUSTOM_TOOLS, MESSAGES, RESPONSE_FORMAT, SYSTEM
 from server.protocol.chat import ChatRequest
 from server.protocol.common import GenerationRequest, RequestBody, SamplingFields
 from server.protocol.completions import CompletionRequest
+from server.protocol.llama_cpp import NativeRequest
 from server.protocol.messages import CountTokensRequest, MessagesRequest
 from server.protocol.ollama import OllamaRequest
 from server.protocol.pooling import MAX_INPUTS, EmbeddingRequest, PoolingFields, RerankRequest, ScoringFields
@@ -54,6 +55,18 @@ RANGES: Mapping[type[RequestBody], Mapping[str, Schema]] = {
     EmbeddingRequest: {"dimensions": {"minimum": 1}},
     ScoringFields: {"max_tokens_per_query": {"minimum": 0}, "max_tokens_per_doc": {"minimum": 0}},
     RerankRequest: {"top_n": {"minimum": 0}},
+    NativeRequest: {
+        "n_predict": {"minimum": -2},
+        "max_tokens": {"minimum": -2},
+        "n_cmpl": {"minimum": 1},
+        "top_k": {"minimum": -1},
+        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+        "min_p": {"minimum": 0, "maximum": 1},
+        "repeat_penalty": {"exclusiveMinimum": 0},
+        "presence_penalty": {"minimum": -2, "maximum": 2},
+        "frequency_penalty": {"minimum": -2, "maximum": 2},
+        "n_probs": {"minimum": 0, "maximum": MAX_LOGPROBS},
+    },
 }
 """Of numbers. The fields of a class hold for those derived from it."""
 
