@@ -146,6 +146,10 @@ class AsyncEngine:
         """Source of the chat template in use."""
         return self._inputs.chat_template
 
+    @property
+    def tool_template(self) -> str | None:
+        return self._inputs.tool_template
+
     async def render_chat(self, messages: Sequence[dict[str, Any]], /, **kwargs: Any) -> RenderedChat:
         """See `InputProcessor.render_chat`."""
         return await self._in_thread(lambda: self._inputs.render_chat(messages, **kwargs))
@@ -308,7 +312,7 @@ class AsyncEngine:
             width=params.n,
             max_tokens=limit if params.max_tokens is None else params.max_tokens,
             length_penalty=length_penalty,
-            eos_token_ids=() if params.ignore_eos else self.checkpoint.eos_token_ids,
+            eos_token_ids=() if params.ignore_eos else self.tokenizer.eos_token_ids,
         )
         outputs = []
         for index, beam in enumerate(beams):
@@ -340,7 +344,7 @@ class AsyncEngine:
             request_id=request_id,
             prompt_token_ids=token_ids,
             sampling_params=self._inputs.prepare(params),
-            eos_token_ids=self.checkpoint.eos_token_ids,
+            eos_token_ids=self.tokenizer.eos_token_ids,
             priority=priority,
             cache_salt=cache_salt,
             deadline=deadline,

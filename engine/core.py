@@ -268,7 +268,8 @@ def max_context(config: EngineConfig, model: ModelConfig) -> int:
 def _load_compiler(config: EngineConfig) -> Compiler:
     """Raises ImportError without xgrammar. The checkpoint is read again: few need its vocabulary here."""
     checkpoint = open_checkpoint(locate_model(config.model))
-    return Compiler(load_tokenizer(checkpoint), checkpoint.config.vocab_size, checkpoint.eos_token_ids)
+    tokenizer = load_tokenizer(checkpoint)
+    return Compiler(tokenizer, checkpoint.config.vocab_size, tokenizer.eos_token_ids)
 
 
 def _refusal(request: Request, error: InvalidRequest) -> TokenOutput:

@@ -1,5 +1,6 @@
 """`InputProcessor`: texts and chats to token ids, and what can be checked before the core sees them. No torch."""
 
+import logging
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -13,15 +14,17 @@ from configs.settings import EngineConfig
 
 from .bundled import locate_model
 from .checkpoints import open_checkpoint
+from .checkpoints.hf_folder import SAMPLING_DEFAULTS
 from .messages import CoreReady
 from .text.chat_template import ChatTemplate
 from .text.infill import infill_prompt
 from .text.tokenizer import load_tokenizer
 from .text.word_tokens import word_tokens
 
+logger = logging.getLogger("octavo.engine")
+
 MAX_TEMPLATE = 2**18
 """Characters of a request's chat template; compiling takes a second for so many."""
-_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 
 
 class RenderedChat(NamedTuple):
@@ -36,17 +39,20 @@ class InputProcessor:
         """Raises `UsageError` for a checkpoint or chat template that cannot be used."""
         self.checkpoint = open_checkpoint(locate_model(config.model))
         self.tokenizer = load_tokenizer(self.checkpoint)
-        template = self.tokenizer.chat_template
         if config.chat_template is not None:
             template = _read_template(Path(config.chat_template))
-        self._chat_template = ChatTemplate(template, self.tokenizer.special_tokens)
+            self._chat_template = self._tool_template = ChatTemplate(template, self.tokenizer.special_tokens)
+        else:
+            self._chat_template = self._tool_template = self._own_template("default")
+            if "tool_use" in self.checkpoint.chat_templates:
+                self._tool_template = self._own_template("tool_use")
         self._template_of = lru_cache(maxsize=16)(self._compile_template)
         self._sequences_of = lru_cache(maxsize=16)(self._encode_words)
         self.default_sampling: dict[str, Any] = {}
         """Fields of `SamplingParams` for requests that leave them out."""
         if config.generation_config == "auto":
             values = self.checkpoint.generation_config
-            self.default_sampling = {name: values[name] for name in _DEFAULTS if values.get(name) is not None}
+            self.default_sampling = {name: values[name] for name in SAMPLING_DEFAULTS if values.get(name) is not None}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
@@ -58,7 +64,8 @@ class InputProcessor:
 
         Raises `InvalidRequest` when there is no template, or it refuses.
         """
-        template = self._chat_template if chat_template is None else self._template_of(chat_template)
+        own = self._tool_template if template_kwargs.get("tools") else self._chat_template
+        template = own if chat_template is None else self._template_of(chat_template)
         text = template.render(messages, **template_kwargs)
         return RenderedChat(text, self.tokenizer.encode(text, False))
 
@@ -66,6 +73,11 @@ class InputProcessor:
     def chat_template(self) -> str | None:
         """The template's source."""
         return self._chat_template.source
+
+    @property
+    def tool_template(self) -> str | None:
+        """The source of the template for chats with tools."""
+        return self._tool_template.source
 
     def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         """Token ids that ask for what comes between. Raises `InvalidRequest` for a model without tokens for that."""
@@ -88,6 +100,8 @@ class InputProcessor:
         """
         if not prompt_token_ids:
             raise InvalidRequest("the prompt is empty", param="prompt")
+        if not self.checkpoint.config.has_head and (params.max_tokens != 0 or params.prompt_logprobs is not None):
+            raise InvalidRequest("the model has no head that predicts tokens; it can only embed", param="model")
         for token_id in (min(prompt_token_ids), max(prompt_token_ids)):
             if not 0 <= token_id < info.vocab_size:
                 raise InvalidRequest(
@@ -110,6 +124,15 @@ class InputProcessor:
                 f"{num_prompt_tokens + params.max_tokens}, but this model's maximum context length is {limit} tokens",
                 param="max_tokens",
             )
+
+    def _own_template(self, name: str) -> ChatTemplate:
+        """The checkpoint's, which keeps nothing but chats from being answered when it is malformed."""
+        try:
+            return ChatTemplate(self.checkpoint.chat_templates.get(name), self.tokenizer.special_tokens)
+        except CheckpointError as error:
+            lack = f"the model's chat template cannot be used ({error})"
+            logger.warning("%s: %s", self.checkpoint.path, lack)
+            return ChatTemplate(None, {}, lack)
 
     def _compile_template(self, source: str) -> ChatTemplate:
         """A request's own template."""

@@ -127,7 +127,7 @@ class LLM:
                 request_id=request_id,
                 prompt_token_ids=request.prompt_token_ids,
                 sampling_params=params,
-                eos_token_ids=self._inputs.checkpoint.eos_token_ids,
+                eos_token_ids=self._inputs.tokenizer.eos_token_ids,
             )
         )
         if refusal is not None:

@@ -13,7 +13,7 @@ from .checkpoints import Checkpoint
 from .device import compute_capability, device_name, resolved, select_device, select_dtype
 from .kernels import select_ops
 from .models.decoder import Decoder
-from .weights.loader import load_decoder
+from .weights.loader import left_out, load_decoder
 from .weights.precision import Precision, select_precision
 
 
@@ -65,7 +65,9 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint) -> LoadedModel:
     except torch.OutOfMemoryError as error:
         mend = "a smaller checkpoint or quantization int8 or int4"
         raise UsageError(f"the weights do not fit the memory of {device_name(device)}; take {mend}") from error
-    notes = [*checkpoint.notes, *dtype_notes, *ops_notes, *precision_notes, *backend_notes]
+    passed_over = left_out(checkpoint)
+    left_out_notes = [f"left out of the network: {passed_over}"] if passed_over else []
+    notes = [*checkpoint.notes, *left_out_notes, *dtype_notes, *ops_notes, *precision_notes, *backend_notes]
     stored = Precision("auto", precision.keeps_float8).describe(checkpoint)
     if is_exact and config.quantization == "auto" and stored != "none":
         notes.append(f"dtype float32 is exact: weights stored as {stored} are dequantised; dtype auto keeps them small")

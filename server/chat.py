@@ -155,7 +155,8 @@ def _behind(prefix: list[int], rendered: RenderedChat, engine: EngineFace) -> li
 
 
 def _style_of(serving: Serving, chat: Chat) -> AnswerStyle:
-    template = chat.chat_template or serving.engine.chat_template or ""
+    own = serving.engine.tool_template if _offered_tools(chat) else serving.engine.chat_template
+    template = chat.chat_template or own or ""
     return style_of(template, serving.config.tool_call_parser, serving.config.reasoning_parser)
 
 

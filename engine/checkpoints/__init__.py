@@ -5,7 +5,8 @@ from pathlib import Path
 from configs.errors import CheckpointError
 
 from .checkpoint import Checkpoint, StoredTensor, TokenizerFiles
-from .gguf_file import GGUFVocabulary, open_gguf
+from .gguf_file import open_gguf
+from .gguf_vocabulary import GGUFVocabulary
 from .hf_folder import PICKLE_REASON, PICKLE_SUFFIXES, open_hf_folder
 
 __all__ = ["Checkpoint", "GGUFVocabulary", "StoredTensor", "TokenizerFiles", "open_checkpoint"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy.typing as npt
 from engine.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from .gguf_file import GGUFVocabulary
+    from .gguf_vocabulary import GGUFVocabulary
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as it lies in its file; nothing is read until `data` is touched."""
+    """A tensor as it lies in its file; nothing is read until `read` is called."""
 
     name: str
     """Hugging Face's name, for GGUF files as well."""
@@ -37,8 +38,11 @@ class StoredTensor:
     """Rows first, in elements."""
     dtype: str
     """F64, F32, F16, BF16, F8_E4M3 or one of GGUF's quantised types, such as Q4_K."""
-    data: npt.NDArray[np.uint8]
-    """The raw little-endian bytes, flat; mapped copy-on-write."""
+    num_bytes: int
+    read: Callable[[], npt.NDArray[np.uint8]] | None = field(repr=False)
+    """The raw little-endian bytes, flat; mapped copy-on-write. None: the type is none of those."""
+    row_order: npt.NDArray[np.int64] | None = field(default=None, repr=False)
+    """Where the rows, which are elements in a vector, lie in the file; None: in order."""
     scale: Scale | None = None
     """Of F8_E4M3, always."""
 
@@ -60,13 +64,17 @@ class Checkpoint:
     name: str
     config: ModelConfig
     generation_config: dict[str, Any]
-    """Raw generation_config.json; empty when there is none."""
+    """generation_config.json without the values that cannot be used; empty when there is none."""
     eos_token_ids: tuple[int, ...]
-    """Every id that ends a sequence: those of the generation config, the config and the tokenizer together."""
+    """Ids that end a sequence by the generation config, the config or GGUF's metadata; the tokenizer knows others."""
     tokenizer_source: TokenizerFiles | GGUFVocabulary
-    chat_template: str | None
-    """Jinja source; the one named `default` when there are several."""
+    chat_templates: dict[str, str]
+    """Jinja sources by name: `default`, and perhaps `tool_use` and others."""
     tensors: dict[str, StoredTensor] = field(repr=False)
     """By Hugging Face name."""
     notes: tuple[str, ...] = ()
     """What the person who starts it may want to know."""
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.chat_templates.get("default")

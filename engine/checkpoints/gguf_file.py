@@ -1,16 +1,23 @@
 """A GGUF file as a Checkpoint: names, shapes and row order become Hugging Face's."""
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from configs.errors import CheckpointError
 from engine.models.config import ModelConfig, RopeConfig
 
 from .checkpoint import Checkpoint, StoredTensor
-from .gguf_reader import GGUFContents, GGUFTensor, read_gguf
+from .gguf_reader import GGUFContents, read_gguf
+from .gguf_vocabulary import read_vocabulary
+from .hf_config import MAX_FACTOR, MIN_FACTOR, check_rope
+from .values import MAX_CONTEXT, MAX_LAYERS, Values, named
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
@@ -33,133 +40,159 @@ MODULE_NAMES = {
 }
 
 # Divisors of rotary frequencies: part of the configuration, not of the network's weights.
-ROPE_FREQS, ROPE_SHORT, ROPE_LONG = "rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight"
+ROPE_TENSORS = ROPE_FREQS, ROPE_SHORT, ROPE_LONG = (
+    "rope_freqs.weight",
+    "rope_factors_short.weight",
+    "rope_factors_long.weight",
+)
+
+SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 DTYPE_NAMES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 QUANTISED_DTYPE = "bfloat16"
 """Quantised weights have no float type of their own; this one costs the least beside their own error."""
 
 
-@dataclass(frozen=True)
-class GGUFVocabulary:
-    """The tokenizer of a GGUF file. List positions are token ids."""
-
-    model: str
-    """gpt2 (byte-level BPE) or llama (SentencePiece)."""
-    pre: str
-    """Which regular expression splits text before BPE."""
-    tokens: list[str]
-    scores: list[float]
-    token_types: list[int]
-    """1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte."""
-    merges: list[str]
-    bos_token_id: int | None
-    eos_token_id: int | None
-    unk_token_id: int | None
-    pad_token_id: int | None
-    add_bos_token: bool | None
-    """None: the file does not say."""
-    add_eos_token: bool | None
-    add_space_prefix: bool | None
-
-
 def open_gguf(file: Path) -> Checkpoint:
-    """Raises CheckpointError when the file is cut or malformed, or its architecture or a tensor is not known."""
-    contents = read_gguf(file)
-    metadata = contents.metadata
-    if metadata.get("split.count", 1) > 1:
-        raise CheckpointError(
-            f"{file}: one part of {metadata['split.count']}; merge them first (llama-gguf-split --merge)"
-        )
-    config = _config(file, contents)
-    vocabulary = _vocabulary(metadata)
-    ids = (vocabulary.eos_token_id, metadata.get("tokenizer.ggml.eot_token_id"))
+    """Raises CheckpointError when the file is cut or malformed, or its architecture or a tensor is not known.
+
+    Any part of a split file stands for the whole.
+    """
+    parts = _parts(file)
+    metadata = parts[0][1].metadata
+    tensors = _named_tensors(parts)
+    config = _config(parts[0][0], metadata, tensors)
+    network = {name: tensor for name, tensor in tensors.items() if name not in ROPE_TENSORS}
+    own = {key.removeprefix("tokenizer."): value for key, value in metadata.items() if key.startswith("tokenizer.")}
+    vocabulary, eos_token_ids = read_vocabulary(Values(parts[0][0], own, "tokenizer."))
     return Checkpoint(
         path=file,
-        name=file.stem,
+        name=SPLIT_NAME.sub("", file.stem),
         config=config,
         generation_config={},
-        eos_token_ids=tuple(dict.fromkeys(i for i in ids if i is not None)),
+        eos_token_ids=eos_token_ids,
         tokenizer_source=vocabulary,
-        chat_template=metadata.get("tokenizer.chat_template"),
-        tensors=_named_tensors(file, contents, config),
+        chat_templates=_chat_templates(metadata),
+        tensors={name: replace(tensor, row_order=_row_order(config, tensor)) for name, tensor in network.items()},
     )
 
 
-def _config(file: Path, contents: GGUFContents) -> ModelConfig:
-    metadata, tensors = contents.metadata, contents.tensors
-    arch = metadata.get("general.architecture", "unknown")
-    if arch not in ARCHITECTURES:
-        raise CheckpointError(f"{file}: architecture {arch} is not supported; these are: {', '.join(ARCHITECTURES)}")
-    if metadata.get(f"{arch}.expert_count"):
-        raise CheckpointError(f"{file}: mixtures of experts are not supported")
-    if "token_embd.weight" not in tensors:
+def _parts(file: Path) -> list[tuple[Path, GGUFContents]]:
+    """The files of a checkpoint, as model-00001-of-00003.gguf and its two neighbours, the first of them first."""
+    contents = read_gguf(file)
+    count = Values(file, contents.metadata).whole("split.count", 1, least=0, most=10_000)
+    if count <= 1:
+        return [(file, contents)]
+    name = SPLIT_NAME.search(file.stem)
+    if name is None or int(name[2]) != count:
+        raise CheckpointError(f"{file}: one part of {count}, whose name does not end in -00001-of-{count:05}.gguf")
+    stem = file.stem[: name.start()]
+    files = [file.with_name(f"{stem}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    return [(part, contents if part == file else read_gguf(part)) for part in files]
+
+
+def _chat_templates(metadata: dict[str, Any]) -> dict[str, str]:
+    key = "tokenizer.chat_template"
+    found = {name.removeprefix(f"{key}."): text for name, text in metadata.items() if name.startswith(f"{key}.")}
+    if key in metadata:
+        found["default"] = metadata[key]
+    return {name: text for name, text in found.items() if isinstance(text, str)}
+
+
+def _config(file: Path, metadata: dict[str, Any], tensors: dict[str, StoredTensor]) -> ModelConfig:
+    arch = Values(file, metadata).get("general.architecture", "unknown")
+    if not isinstance(arch, str) or arch not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise CheckpointError(f"{file}: architecture {named(arch)} is not supported; these are: {known}")
+    own = {key.removeprefix(f"{arch}."): value for key, value in metadata.items() if key.startswith(f"{arch}.")}
+    values = Values(file, own, f"{arch}.")
+    embedding = tensors.get("model.embed_tokens.weight")
+    if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{file}: tensor token_embd.weight is missing")
-    values = {key.removeprefix(f"{arch}."): value for key, value in metadata.items() if key.startswith(f"{arch}.")}
-    try:
-        hidden_size, num_heads = values["embedding_length"], _uniform(file, values, "attention.head_count")
-        num_layers = values["block_count"]
-        head_dim = values.get("attention.key_length", hidden_size // num_heads)
-        if values.get("attention.value_length", head_dim) != head_dim:
-            raise CheckpointError(f"{file}: attention.value_length other than {head_dim} is not supported")
-        window = values.get("attention.sliding_window")
-        return ModelConfig(
-            architecture=ARCHITECTURES[arch],
-            vocab_size=tensors["token_embd.weight"].shape[0],
-            hidden_size=hidden_size,
-            intermediate_size=_uniform(file, values, "feed_forward_length"),
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=_uniform(file, {"attention.head_count_kv": num_heads} | values, "attention.head_count_kv"),
-            head_dim=head_dim,
-            max_position_embeddings=values["context_length"],
-            rms_norm_eps=values["attention.layer_norm_rms_epsilon"],
-            rope=_rope(file, values, tensors, head_dim),
-            tie_word_embeddings="output.weight" not in tensors,
-            attention_bias="blk.0.attn_q.bias" in tensors,
-            output_bias="blk.0.attn_output.bias" in tensors,
-            mlp_bias="blk.0.ffn_gate.bias" in tensors,
-            qk_norm=arch == "qwen3",
-            sliding_windows=(window,) * num_layers if window else (),
-            dtype=DTYPE_NAMES.get(max(tensors.values(), key=lambda tensor: tensor.data.size).dtype, QUANTISED_DTYPE),
-        )
-    except KeyError as error:
-        raise CheckpointError(f"{file}: {arch}.{error.args[0]} is missing") from None
+    _refuse_unsupported(values)
+    hidden_size, num_heads = values.whole("embedding_length"), _uniform(values, "attention.head_count")
+    num_kv_heads = _uniform(values, "attention.head_count_kv", num_heads)
+    if num_heads % num_kv_heads:
+        raise values.refusal("attention.head_count_kv", f"a divisor of {num_heads} is needed")
+    num_layers = values.whole("block_count", most=MAX_LAYERS)
+    head_dim = values.whole("attention.key_length", hidden_size // num_heads, least=4, most=2**16)
+    if head_dim % 2 or values.whole("attention.value_length", head_dim) != head_dim:
+        raise values.refusal("attention.value_length", f"the even size of keys, {head_dim}, is needed")
+    window = values.whole("attention.sliding_window", 0, least=0)
+    return ModelConfig(
+        architecture=ARCHITECTURES[arch],
+        vocab_size=embedding.shape[0],
+        hidden_size=hidden_size,
+        intermediate_size=_uniform(values, "feed_forward_length"),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=values.whole("context_length", most=MAX_CONTEXT),
+        rms_norm_eps=values.number("attention.layer_norm_rms_epsilon", most=1),
+        rope=_rope(values, tensors, head_dim),
+        tie_word_embeddings="lm_head.weight" not in tensors,
+        attention_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
+        output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
+        mlp_bias="model.layers.0.mlp.gate_proj.bias" in tensors,
+        qk_norm=arch == "qwen3",
+        sliding_windows=(window,) * num_layers if window else (),
+        dtype=DTYPE_NAMES.get(max(tensors.values(), key=lambda tensor: tensor.num_bytes).dtype, QUANTISED_DTYPE),
+    )
 
 
-def _uniform(file: Path, values: dict[str, Any], key: str) -> int:
+def _refuse_unsupported(values: Values) -> None:
+    if values.whole("expert_count", 0, least=0):
+        raise CheckpointError(f"{values.file}: mixtures of experts are not supported")
+    if not values.flag("attention.causal", True):
+        raise values.refusal("attention.causal", "only causal attention is supported")
+    if values.number("rope.scaling.yarn_ext_factor", 1.0, least=-1) != 1.0:
+        raise values.refusal("rope.scaling.yarn_ext_factor", "only 1 is supported")
+
+
+def _uniform(values: Values, key: str, default: int | None = None) -> int:
     """A size that some architectures give per layer, as an array."""
-    sizes = values[key] if isinstance(values[key], list) else [values[key]]
-    if len(set(sizes)) != 1:
-        raise CheckpointError(f"{file}: {key} differs from layer to layer, which is not supported")
-    return int(sizes[0])
+    given = values.get(key)
+    if not isinstance(given, list):
+        return values.whole(key, default)
+    if not given or any(size != given[0] for size in given):
+        raise CheckpointError(f"{values.file}: {key} differs from layer to layer, which is not supported")
+    return Values(values.file, {key: given[0]}).whole(key)
 
 
-def _rope(file: Path, values: dict[str, Any], tensors: dict[str, GGUFTensor], head_dim: int) -> RopeConfig:
-    theta, context_length = values.get("rope.freq_base", 10000.0), values["context_length"]
-    if values.get("rope.dimension_count", head_dim) != head_dim:
-        raise CheckpointError(f"{file}: rotary embedding of a part of the head is not supported")
-    kind = values.get("rope.scaling.type", "linear" if "rope.scale_linear" in values else "none")
-    factor = values.get("rope.scaling.factor", values.get("rope.scale_linear", 1.0))
-    original = values.get("rope.scaling.original_context_length", context_length)
+def _rope(values: Values, tensors: dict[str, StoredTensor], head_dim: int) -> RopeConfig:
+    if values.whole("rope.dimension_count", head_dim) != head_dim:
+        raise CheckpointError(f"{values.file}: rotary embedding of a part of the head is not supported")
+    theta = values.number("rope.freq_base", 10000.0, least=2, most=1e30)
+    context_length = values.whole("context_length", most=MAX_CONTEXT)
+    original = values.whole("rope.scaling.original_context_length", context_length, least=2, most=MAX_CONTEXT)
+    scale = {"least": MIN_FACTOR, "most": MAX_FACTOR}
+    attention_factor = values.number("rope.scaling.attn_factor", 1.0, **scale)
     if ROPE_LONG in tensors:
-        factors = {"short_factor": _floats(tensors[ROPE_SHORT]), "long_factor": _floats(tensors[ROPE_LONG])}
-        attention_factor = values.get("rope.scaling.attn_factor")
-        return _longrope(theta, factors, original, context_length / original, attention_factor)
+        names = {"short_factor": ROPE_SHORT, "long_factor": ROPE_LONG}
+        factors = {key: _divisors(values.file, tensors, name, head_dim) for key, name in names.items()}
+        own = attention_factor if "rope.scaling.attn_factor" in values else None
+        return _longrope(theta, factors, original, context_length / original, own)
     if ROPE_FREQS in tensors:
         # Llama 3's scaling, stored as its result: divisors that hold at every length.
-        divisors = _floats(tensors[ROPE_FREQS])
+        divisors = _divisors(values.file, tensors, ROPE_FREQS, head_dim)
         return _longrope(theta, {"short_factor": divisors, "long_factor": divisors}, original, 1.0, 1.0)
+    kind = values.get("rope.scaling.type", "linear" if "rope.scale_linear" in values else "none")
+    factor = values.number("rope.scaling.factor", values.number("rope.scale_linear", 1.0, **scale), **scale)
     if kind == "none" or factor == 1.0:
         return RopeConfig(theta=theta)
     if kind == "linear":
-        return RopeConfig(rope_type="linear", theta=theta, parameters={"factor": factor})
-    if kind != "yarn":
-        raise CheckpointError(f"{file}: rope.scaling.type {kind} is not supported")
-    names = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
-    parameters = {name: values[key] for name, key in names.items() if key in values}
-    parameters |= {"factor": factor, "original_max_position_embeddings": original}
-    return RopeConfig(rope_type="yarn", theta=theta, parameters=parameters)
+        rope = RopeConfig(rope_type="linear", theta=theta, parameters={"factor": factor})
+    elif kind == "yarn":
+        betas = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
+        parameters: dict[str, Any] = {name: values.number(key) for name, key in betas.items() if key in values}
+        parameters |= {"factor": factor, "original_max_position_embeddings": original}
+        rope = RopeConfig(rope_type="yarn", theta=theta, parameters=parameters)
+        if attention_factor != 1.0:  # of its own, beside the one of YaRN
+            parameters["attention_factor"] = attention_factor * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+    else:
+        raise CheckpointError(f"{values.file}: rope.scaling.type {named(kind)} is not supported")
+    return check_rope(rope, values, "rope.scaling.factor", "context_length")
 
 
 def _longrope(
@@ -171,46 +204,33 @@ def _longrope(
     return RopeConfig(rope_type="longrope", theta=theta, parameters=parameters)
 
 
-def _floats(tensor: GGUFTensor) -> list[float]:
-    assert tensor.dtype == "F32", tensor.dtype
-    return [float(value) for value in tensor.data.view(np.float32)]
+def _divisors(file: Path, tensors: dict[str, StoredTensor], name: str, head_dim: int) -> list[float]:
+    tensor = tensors.get(name)
+    if tensor is None or tensor.read is None or (tensor.dtype, tensor.shape) != ("F32", (head_dim // 2,)):
+        raise CheckpointError(f"{file}: tensor {name} with {head_dim // 2} numbers of type F32 is missing")
+    floats = tensor.read().view(np.float32)
+    if not (np.isfinite(floats) & (floats > 0)).all():
+        raise CheckpointError(f"{tensor.file}: tensor {name} holds what is no factor")
+    return [float(value) for value in floats]
 
 
-def _vocabulary(metadata: dict[str, Any]) -> GGUFVocabulary:
-    values = {k.removeprefix("tokenizer.ggml."): v for k, v in metadata.items() if k.startswith("tokenizer.ggml.")}
-    tokens = values.get("tokens", [])
-    return GGUFVocabulary(
-        model=values.get("model", ""),
-        pre=values.get("pre", "default"),
-        tokens=tokens,
-        scores=values.get("scores", []),
-        token_types=values.get("token_type", [1] * len(tokens)),
-        merges=values.get("merges", []),
-        bos_token_id=values.get("bos_token_id"),
-        eos_token_id=values.get("eos_token_id"),
-        unk_token_id=values.get("unknown_token_id"),
-        pad_token_id=values.get("padding_token_id"),
-        add_bos_token=values.get("add_bos_token"),
-        add_eos_token=values.get("add_eos_token"),
-        add_space_prefix=values.get("add_space_prefix"),
-    )
+def _named_tensors(parts: list[tuple[Path, GGUFContents]]) -> dict[str, StoredTensor]:
+    """By Hugging Face's names; divisors of rotary frequencies keep theirs."""
+    found: dict[str, StoredTensor] = {}
+    for file, contents in parts:
+        for stored_name, tensor in contents.tensors.items():
+            name = stored_name if stored_name in ROPE_TENSORS else _hf_name(stored_name)
+            if name is None:
+                raise CheckpointError(f"{file}: tensor {named(stored_name)} is superfluous: no such part is known")
+            if name in found:
+                raise CheckpointError(f"{file}: tensor {stored_name} is there twice")
+            read = partial(_whole, tensor.data)
+            found[name] = StoredTensor(name, file, stored_name, tensor.shape, tensor.dtype, tensor.data.size, read)
+    return found
 
 
-def _named_tensors(file: Path, contents: GGUFContents, config: ModelConfig) -> dict[str, StoredTensor]:
-    named = {}
-    for stored_name, tensor in contents.tensors.items():
-        if stored_name in (ROPE_FREQS, ROPE_SHORT, ROPE_LONG):
-            continue
-        name = _hf_name(stored_name)
-        if name is None:
-            raise CheckpointError(
-                f"{file}: tensor {stored_name} is superfluous: {config.architecture} has no such part"
-            )
-        data = tensor.data
-        if config.architecture == "LlamaForCausalLM" and name.split(".")[-2] in ("q_proj", "k_proj"):
-            data = _in_half_order(data, config.head_dim, tensor.shape[0])
-        named[name] = StoredTensor(name, file, stored_name, tensor.shape, tensor.dtype, data)
-    return named
+def _whole(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    return data
 
 
 def _hf_name(stored_name: str) -> str | None:
@@ -222,11 +242,16 @@ def _hf_name(stored_name: str) -> str | None:
     return f"{template.replace('N', layer)}.{kind}" if template and kind in ("weight", "bias") else None
 
 
-def _in_half_order(data: np.ndarray, head_dim: int, num_rows: int) -> np.ndarray:
-    """Undo GGUF's row order of Llama's q and k. Whole rows move, so quantised rows stay as they are.
+def _row_order(config: ModelConfig, tensor: StoredTensor) -> npt.NDArray[np.int64] | None:
+    """Where GGUF has the rows of Llama's q and k. Whole rows move, so quantised rows stay as they are.
 
     A head's rows in GGUF:          0, d/2, 1, d/2 + 1, …   (rotary pairs are neighbours)
     and in Hugging Face's files:    0, 1, …, d/2, d/2 + 1, … (rotary pairs are half a head apart)
     """
-    paired = data.reshape(num_rows // head_dim, head_dim // 2, 2, -1)
-    return np.ascontiguousarray(paired.swapaxes(1, 2)).reshape(-1)
+    is_rotated = tensor.name.endswith(("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias"))
+    if config.architecture != "LlamaForCausalLM" or not is_rotated:
+        return None
+    if not tensor.shape or tensor.shape[0] % config.head_dim:  # which the network will refuse
+        return None
+    rows = np.arange(tensor.shape[0]).reshape(-1, config.head_dim // 2, 2)
+    return rows.swapaxes(1, 2).reshape(-1)

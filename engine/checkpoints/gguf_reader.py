@@ -16,12 +16,17 @@ import numpy.typing as npt
 
 from configs.errors import CheckpointError
 
+from .values import Values, shown
+
 # file:  | "GGUF" u32 version  u64 tensors  u64 pairs | pairs | tensor directory | padding | data ........ |
 #                                                                                           ^ offsets count from here
 MAGIC = b"GGUF"
 DEFAULT_ALIGNMENT = 32
 
 STRING, ARRAY = 8, 9
+MAX_DEPTH = 8
+"""Of arrays in arrays; files have one."""
+MAX_DIMS = 8
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 
 # Type number in the file -> name, elements per block, bytes per block.
@@ -73,6 +78,8 @@ class GGUFContents:
 
 def read_gguf(file: Path) -> GGUFContents:
     """Raises CheckpointError when the file is malformed or cut, or holds a type that cannot be dequantised."""
+    if not file.is_file():  # a pipe, say, would keep the reader waiting
+        raise CheckpointError(f"{file}: cannot be read (no such file)")
     try:
         with file.open("rb") as handle:
             mapped = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -82,7 +89,7 @@ def read_gguf(file: Path) -> GGUFContents:
         raise CheckpointError(f"{file}: not a GGUF file")
     try:
         return _read(file, _Cursor(mapped))
-    except (struct.error, IndexError, UnicodeDecodeError, OverflowError, ValueError) as error:
+    except (struct.error, IndexError, UnicodeDecodeError, OverflowError, ValueError, MemoryError) as error:
         raise CheckpointError(f"{file}: cut or malformed header ({error})") from None
 
 
@@ -107,14 +114,16 @@ class _Cursor:
         self.offset += length
         return raw.decode("utf-8", errors="replace")
 
-    def value(self, kind: int) -> Any:
+    def value(self, kind: int, depth: int = 0) -> Any:
         if kind == STRING:
             return self.string()
         if kind == ARRAY:
             inner, count = self.scalars("IQ")
+            if count > len(self.mapped) or depth > MAX_DEPTH:
+                raise ValueError(f"an array of {count} at depth {depth}")
             if inner in SCALARS:
                 return list(self.scalars(f"{count}{SCALARS[inner]}"))
-            return [self.value(inner) for _ in range(count)]
+            return [self.value(inner, depth + 1) for _ in range(count)]
         if kind not in SCALARS:
             raise ValueError(f"unknown value type {kind}")
         return self.scalars(SCALARS[kind])[0]
@@ -133,9 +142,11 @@ def _read(file: Path, cursor: _Cursor) -> GGUFContents:
     for _ in range(num_tensors):
         name = cursor.string()
         (num_dims,) = cursor.scalars("I")
+        if num_dims > MAX_DIMS:
+            raise ValueError(f"tensor {shown(name)} has {num_dims} dimensions")
         dims = cursor.scalars(f"{num_dims}Q")  # innermost first
         directory.append((name, tuple(reversed(dims)), *cursor.scalars("IQ")))
-    alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+    alignment = Values(file, metadata).whole("general.alignment", DEFAULT_ALIGNMENT, most=2**20)
     begin = -(-cursor.offset // alignment) * alignment
     everything = np.frombuffer(cursor.mapped, dtype=np.uint8)
     data = everything[begin:]

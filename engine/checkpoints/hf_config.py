@@ -7,23 +7,26 @@ Rotary parameters are accepted in both forms: `rope_theta` + `rope_scaling` (tra
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from configs.errors import CheckpointError
 from engine.models.config import ModelConfig, RopeConfig
 
+from .values import MAX_CONTEXT, MAX_LAYERS, Values, named
+
 # What each family assumes when config.json leaves a key out.
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {"max_position_embeddings": 2048},
-    "MistralForCausalLM": {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
-    "Qwen2ForCausalLM": {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
-    "Qwen3ForCausalLM": {
-        "max_position_embeddings": 32768,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-        "head_dim": 128,
-    },
+    "Llama": {"max_position_embeddings": 2048},
+    "Mistral": {"max_position_embeddings": 131072, "sliding_window": 4096, "num_key_value_heads": 8},
+    "Qwen2": {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28},
+    "Qwen3": {"max_position_embeddings": 32768, "sliding_window": 4096, "max_window_layers": 28, "head_dim": 128},
 }
+FAMILY_DEFAULTS["Ministral"] = FAMILY_DEFAULTS["Mistral"]
+
+WITH_HEAD = "ForCausalLM"
+BASES = ("Model", "ForSequenceClassification", "ForTokenClassification")
+"""Of networks without a head for the next token: what comes before is served, for embeddings."""
+
+MIN_FACTOR, MAX_FACTOR = 1e-3, 1e6
+"""Of scaled rotary frequencies."""
 
 # Scaling parameters that a rotary type cannot do without.
 REQUIRED_ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -36,122 +39,152 @@ REQUIRED_ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
 }
 
 
-def parse_config(raw: dict[str, Any], file: Path, stored_dtype: str) -> ModelConfig:
+def parse_config(raw: dict[str, Any], file: Path, stored_dtype: str, *, has_head: bool) -> ModelConfig:
     """`raw` is config.json, `stored_dtype` the type of the stored weights, used when config.json names none.
 
-    Raises CheckpointError that names `file` and the key.
+    `has_head` tells whether the file's names leave room for one. Raises CheckpointError that names `file` and the key.
     """
-    architecture = _architecture(raw, file)
+    family, kind = _architecture(raw, file)
     # A null in the file removes the family's default: what is common to all families holds then.
-    values = {key: value for key, value in (FAMILY_DEFAULTS[architecture] | raw).items() if value is not None}
-    _refuse_unsupported(values, file)
-    try:
-        num_heads = values["num_attention_heads"]
-        fields = {
-            "architecture": architecture,
-            "vocab_size": values["vocab_size"],
-            "hidden_size": values["hidden_size"],
-            "intermediate_size": values["intermediate_size"],
-            "num_layers": values["num_hidden_layers"],
-            "num_heads": num_heads,
-            "num_kv_heads": values.get("num_key_value_heads", num_heads),
-            "head_dim": values.get("head_dim", values["hidden_size"] // num_heads),
-            "max_position_embeddings": values["max_position_embeddings"],
-            "rms_norm_eps": values.get("rms_norm_eps", 1e-6),
-            "rope": parse_rope(values, file),
-            "tie_word_embeddings": values.get("tie_word_embeddings", False),
-            "qk_norm": architecture == "Qwen3ForCausalLM",
-            "sliding_windows": _sliding_windows(architecture, values, file),
-            "dtype": _dtype(values, file, stored_dtype),
-        }
-        config = msgspec.convert(fields | _biases(architecture, values), ModelConfig, from_attributes=True)
-    except KeyError as error:
-        raise CheckpointError(f"{file}: {error.args[0]} is missing") from None
-    except (msgspec.ValidationError, TypeError, ZeroDivisionError) as error:
-        raise CheckpointError(f"{file}: {error}") from None
-    if config.num_heads % config.num_kv_heads:
+    values = Values(file, FAMILY_DEFAULTS[family] | raw)
+    if values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise CheckpointError(f"{file}: hidden_act {named(values.get('hidden_act'))} is not supported, only silu is")
+    num_heads = values.whole("num_attention_heads")
+    num_kv_heads = values.whole("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
         raise CheckpointError(
-            f"{file}: num_attention_heads {config.num_heads} is no multiple of "
-            f"num_key_value_heads {config.num_kv_heads}"
+            f"{file}: num_attention_heads {num_heads} is no multiple of num_key_value_heads {num_kv_heads}"
         )
-    return config
-
-
-def _architecture(raw: dict[str, Any], file: Path) -> str:
-    names = raw.get("architectures") or [f"{str(raw.get('model_type', '')).capitalize()}ForCausalLM"]
-    for name in names:
-        if name in FAMILY_DEFAULTS:
-            return str(name)
-    own_code = ", and code of its own (auto_map) is never run" if "auto_map" in raw else ""
-    raise CheckpointError(
-        f"{file}: architecture {', '.join(map(str, names))} is not supported{own_code};"
-        f" these are: {', '.join(FAMILY_DEFAULTS)}"
+    hidden_size = values.whole("hidden_size")
+    head_dim = values.whole("head_dim", hidden_size // num_heads, most=2**16)
+    if head_dim % 2 or head_dim < 4:
+        raise CheckpointError(f"{file}: head_dim {head_dim} is not supported; even numbers from 4 are")
+    is_tied = values.flag("tie_word_embeddings")
+    has_head = is_tied or (has_head and kind == WITH_HEAD)
+    return ModelConfig(
+        architecture=f"{family}{WITH_HEAD}",
+        vocab_size=values.whole("vocab_size"),
+        hidden_size=hidden_size,
+        intermediate_size=values.whole("intermediate_size"),
+        num_layers=values.whole("num_hidden_layers", most=MAX_LAYERS),
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        max_position_embeddings=values.whole("max_position_embeddings", most=MAX_CONTEXT),
+        rms_norm_eps=values.number("rms_norm_eps", 1e-6, most=1),
+        rope=parse_rope(values, head_dim),
+        tie_word_embeddings=is_tied or not has_head,
+        has_head=has_head,
+        qk_norm=family == "Qwen3",
+        sliding_windows=_sliding_windows(family, values),
+        num_mtp_layers=values.whole("num_nextn_predict_layers", 0, least=0, most=MAX_LAYERS),
+        dtype=_dtype(values, stored_dtype),
+        **_biases(family, values),
     )
 
 
-def _refuse_unsupported(values: dict[str, Any], file: Path) -> None:
-    if values.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{file}: hidden_act {values['hidden_act']} is not supported, only silu is")
+def _architecture(raw: dict[str, Any], file: Path) -> tuple[str, str]:
+    """Family and kind, as Llama and ForCausalLM."""
+    names = raw.get("architectures") or [f"{str(raw.get('model_type', '')).capitalize()}{WITH_HEAD}"]
+    names = names if isinstance(names, list) else [names]
+    for name in names:
+        for family in FAMILY_DEFAULTS:
+            kind = str(name).removeprefix(family)
+            if name == f"{family}{kind}" and kind in (WITH_HEAD, *BASES):
+                return family, kind
+    own_code = ", and code of its own (auto_map) is never run" if "auto_map" in raw else ""
+    known = ", ".join(f"{family}{WITH_HEAD}" for family in FAMILY_DEFAULTS)
+    given = ", ".join(map(named, names[:3]))
+    raise CheckpointError(f"{file}: architecture {given} is not supported{own_code}; these are: {known}")
 
 
-def _dtype(values: dict[str, Any], file: Path, stored_dtype: str) -> str:
+def _dtype(values: Values, stored_dtype: str) -> str:
     """`torch_dtype` is the name of transformers 4."""
-    dtype = str(values.get("dtype", values.get("torch_dtype", stored_dtype))).removeprefix("torch.")
+    dtype = named(values.get("dtype", values.get("torch_dtype", stored_dtype))).removeprefix("torch.")
     if dtype not in ("float32", "float16", "bfloat16"):
-        raise CheckpointError(f"{file}: dtype {dtype} is not supported; float32, float16 and bfloat16 are")
+        raise CheckpointError(f"{values.file}: dtype {dtype} is not supported; float32, float16 and bfloat16 are")
     return dtype
 
 
-def _biases(architecture: str, values: dict[str, Any]) -> dict[str, bool]:
-    match architecture:
-        case "Qwen2ForCausalLM":
+def _biases(family: str, values: Values) -> dict[str, bool]:
+    match family:
+        case "Qwen2":
             return {"attention_bias": True}
-        case "MistralForCausalLM":
+        case "Mistral" | "Ministral":
             return {}
         case _:
-            attention = bool(values.get("attention_bias", False))
-            mlp = architecture == "LlamaForCausalLM" and bool(values.get("mlp_bias", False))
+            attention = values.flag("attention_bias")
+            mlp = family == "Llama" and values.flag("mlp_bias")
             return {"attention_bias": attention, "output_bias": attention, "mlp_bias": mlp}
 
 
-def _sliding_windows(architecture: str, values: dict[str, Any], file: Path) -> tuple[int | None, ...]:
+def _sliding_windows(family: str, values: Values) -> tuple[int | None, ...]:
     """One entry per layer, or () when every layer sees everything."""
-    window, num_layers = values.get("sliding_window"), values["num_hidden_layers"]
-    if architecture == "LlamaForCausalLM" or window is None:
+    num_layers = values.whole("num_hidden_layers", most=MAX_LAYERS)
+    if family == "Llama" or "sliding_window" not in values:
         return ()
-    if architecture == "MistralForCausalLM":
-        return tuple([window] * num_layers)
-    if not values.get("use_sliding_window", False):
+    is_qwen = family in ("Qwen2", "Qwen3")
+    if is_qwen and not values.flag("use_sliding_window"):
         return ()
-    first = values["max_window_layers"]
-    kinds = values.get("layer_types") or [
-        "sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)
-    ]
-    if len(kinds) != num_layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
-        raise CheckpointError(
-            f"{file}: layer_types must give sliding_attention or full_attention for each of {num_layers} layers"
-        )
+    window = values.whole("sliding_window")
+    first = values.whole("max_window_layers", least=0) if is_qwen else 0
+    by_place = ["sliding_attention" if layer >= first else "full_attention" for layer in range(num_layers)]
+    kinds = values.get("layer_types", by_place)
+    known = ("sliding_attention", "full_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or any(kind not in known for kind in kinds):
+        raise values.refusal("layer_types", f"sliding_attention or full_attention for each of {num_layers} layers")
     windows: tuple[int | None, ...] = tuple(window if kind == "sliding_attention" else None for kind in kinds)
     return windows if any(windows) else ()
 
 
-def parse_rope(values: dict[str, Any], file: Path) -> RopeConfig:
-    """`values` holds the keys of config.json that are not null."""
-    scaling = values.get("rope_scaling") or values.get("rope_parameters") or {}
-    parameters = {key: value for key, value in scaling.items() if value is not None}
-    rope_type = parameters.pop("rope_type", None) or parameters.get("type", "default")
-    parameters.pop("type", None)
-    theta = parameters.pop("rope_theta", values.get("rope_theta", 10000.0))
-    if rope_type not in REQUIRED_ROPE_PARAMETERS:
+def parse_rope(values: Values, head_dim: int) -> RopeConfig:
+    """Raises CheckpointError for what is not supported or out of bounds."""
+    file = values.file
+    name = "rope_scaling" if values.get("rope_scaling") else "rope_parameters"
+    scaling = Values(file, values.mapping(name), f"{name}.")
+    rope_type = scaling.get("rope_type") or scaling.get("type", "default")
+    if not isinstance(rope_type, str) or rope_type not in REQUIRED_ROPE_PARAMETERS:
         known = ", ".join(REQUIRED_ROPE_PARAMETERS)
-        raise CheckpointError(f"{file}: rope_type {rope_type} is not supported; these are: {known}")
-    if parameters.pop("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise CheckpointError(f"{file}: rope_type {named(rope_type)} is not supported; these are: {known}")
+    if scaling.get("partial_rotary_factor", values.get("partial_rotary_factor", 1.0)) != 1.0:
         raise CheckpointError(f"{file}: partial_rotary_factor other than 1 is not supported")
+    for key in REQUIRED_ROPE_PARAMETERS[rope_type]:
+        if key not in scaling:
+            raise CheckpointError(f"{file}: rope_type {rope_type} needs {key}")
+    theta = (scaling if "rope_theta" in scaling else values).number("rope_theta", 10000.0, least=2, most=1e30)
+    parameters = _rope_parameters(rope_type, scaling, head_dim)
     if rope_type in ("llama3", "yarn", "longrope"):
         # A top-level value has precedence over the one among the parameters (Phi-3 writes it there).
-        original = values.get("original_max_position_embeddings", parameters.get("original_max_position_embeddings"))
-        parameters["original_max_position_embeddings"] = original or values["max_position_embeddings"]
-    for key in REQUIRED_ROPE_PARAMETERS[rope_type]:
-        if key not in parameters:
-            raise CheckpointError(f"{file}: rope_type {rope_type} needs {key}")
-    return RopeConfig(rope_type=rope_type, theta=float(theta), parameters=parameters)
+        key = "original_max_position_embeddings"
+        context = values.whole("max_position_embeddings", most=MAX_CONTEXT)
+        parameters[key] = (values if key in values else scaling).whole(key, context, least=2, most=MAX_CONTEXT)
+    return check_rope(RopeConfig(rope_type=rope_type, theta=theta, parameters=parameters), values, "rope factor")
+
+
+def check_rope(rope: RopeConfig, values: Values, name: str, key: str = "max_position_embeddings") -> RopeConfig:
+    """Refuse a `factor`, called `name`, that extends the context beyond all measure."""
+    length = rope.parameters.get("original_max_position_embeddings", values.get(key))
+    if rope.rope_type in ("linear", "dynamic", "yarn") and rope.parameters.get("factor", 1.0) * length > MAX_CONTEXT:
+        raise CheckpointError(
+            f"{values.file}: {name} {rope.parameters['factor']:g} makes a context of more than {MAX_CONTEXT} tokens"
+        )
+    return rope
+
+
+def _rope_parameters(rope_type: str, scaling: Values, head_dim: int) -> dict[str, Any]:
+    """All but the original context."""
+    parameters: dict[str, Any] = {}
+    for key in ("factor", "attention_factor", "low_freq_factor", "high_freq_factor"):
+        if key in scaling:
+            parameters[key] = scaling.number(key, least=MIN_FACTOR, most=MAX_FACTOR)
+    for key in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+        if key in scaling:
+            parameters[key] = scaling.number(key)
+    if "truncate" in scaling:
+        parameters["truncate"] = scaling.flag("truncate")
+    if rope_type == "llama3" and parameters["low_freq_factor"] >= parameters["high_freq_factor"]:
+        raise scaling.refusal("high_freq_factor", "more than low_freq_factor is needed")
+    if rope_type == "longrope":
+        for key in ("short_factor", "long_factor"):
+            parameters[key] = scaling.numbers(key, head_dim // 2, least=MIN_FACTOR, most=MAX_FACTOR)
+    return parameters

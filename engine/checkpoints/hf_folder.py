@@ -1,22 +1,28 @@
 """A Hugging Face folder: config.json, safetensors (one file, or shards through their index), tokenizer files."""
 
-from pathlib import Path
+from dataclasses import replace
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
 
-from configs.errors import CheckpointError
+from configs.errors import CheckpointError, InvalidRequest
+from configs.sampling import SamplingParams
 
 from .checkpoint import Checkpoint, StoredTensor, TokenizerFiles
 from .float8_tensors import check_quantization, with_scales
 from .hf_config import parse_config
 from .safetensors_file import read_safetensors
+from .values import Values, read_object, shown
 
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 PICKLE_REASON = (
     "pickle files can run any code while they load and are refused; "
     "convert the checkpoint to safetensors (transformers: model.save_pretrained)"
 )
+SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Entries of generation_config.json that requests may leave out."""
+
 OWN_CODE = "the checkpoint names code of its own (auto_map), which is never run"
 
 DTYPE_NAMES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "bfloat16"}
@@ -27,36 +33,39 @@ def open_hf_folder(folder: Path) -> Checkpoint:
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise CheckpointError(f"{folder}: no config.json" + _gguf_hint(folder))
-    raw_config = read_json(config_file)
-    quantization = raw_config.get("quantization_config") or {}
+    raw_config = read_object(config_file)
+    quantization = Values(config_file, raw_config).mapping("quantization_config")
     if quantization:
         check_quantization(quantization, config_file)
-    tensors = with_scales(_read_tensors(folder), quantization)
-    largest = max(tensors.values(), key=lambda tensor: tensor.data.size, default=None)
-    stored_dtype = DTYPE_NAMES[largest.dtype] if largest else "float32"
-    generation_config = read_json(folder / "generation_config.json", missing_ok=True)
+    tensors, has_head = _with_prefix(_read_tensors(folder))
+    tensors = with_scales(tensors, quantization)
+    largest = max(tensors.values(), key=lambda tensor: tensor.num_bytes, default=None)
+    stored_dtype = DTYPE_NAMES.get(largest.dtype, "float32") if largest else "float32"
+    config = parse_config(raw_config, config_file, stored_dtype, has_head=has_head)
+    generation_file = folder / "generation_config.json"
+    generation_config, notes = _read_generation_config(generation_file)
+    ids = _token_ids(generation_config, generation_file, notes) + _token_ids(raw_config, config_file, notes)
     tokenizer_config = read_json(folder / "tokenizer_config.json", missing_ok=True)
+    if "auto_map" in raw_config or "auto_map" in tokenizer_config:
+        notes.append(OWN_CODE)
+    if not config.has_head:
+        notes.append("there is no language model's head: the checkpoint is served for embeddings only")
     return Checkpoint(
         path=folder,
         name=folder.resolve().name,
-        config=parse_config(raw_config, config_file, stored_dtype),
+        config=config,
         generation_config=generation_config,
-        eos_token_ids=_eos_token_ids(folder, generation_config, raw_config, tokenizer_config),
+        eos_token_ids=tuple(dict.fromkeys(ids)),
         tokenizer_source=TokenizerFiles(folder, tokenizer_config),
-        chat_template=_chat_template(folder, tokenizer_config),
+        chat_templates=_chat_templates(folder, tokenizer_config, notes),
         tensors=tensors,
-        notes=(OWN_CODE,) if "auto_map" in raw_config or "auto_map" in tokenizer_config else (),
+        notes=tuple(notes),
     )
 
 
 def read_json(file: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     """The object in a JSON file; {} when it is missing and may be."""
-    if missing_ok and not file.is_file():
-        return {}
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise CheckpointError(f"{file}: cannot be read ({error})") from None
+    return {} if missing_ok and not file.exists() else read_object(file)
 
 
 def _gguf_hint(folder: Path) -> str:
@@ -81,6 +90,9 @@ def _read_shards(index_file: Path) -> dict[str, StoredTensor]:
     weight_map = read_json(index_file).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index_file}: weight_map is missing or empty")
+    for name in weight_map.values():
+        if not isinstance(name, str) or PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+            raise CheckpointError(f"{index_file}: weight_map names {shown(name)}, which is no file of the folder")
     shards = {name: read_safetensors(index_file.parent / name) for name in sorted(set(weight_map.values()))}
     for tensor_name, shard_name in weight_map.items():
         if tensor_name not in shards[shard_name]:
@@ -96,61 +108,58 @@ def _read_shards(index_file: Path) -> dict[str, StoredTensor]:
     return {name: tensor for shard in shards.values() for name, tensor in shard.items()}
 
 
-def _eos_token_ids(folder: Path, *sources: dict[str, Any]) -> tuple[int, ...]:
-    """Union of `eos_token_id` of the generation config and config, and the tokenizer's own `eos_token`."""
-    generation_config, config, tokenizer_config = sources
-    ids: list[int] = []
-    for source in (generation_config, config):
-        value = source.get("eos_token_id")
-        ids += value if isinstance(value, list) else [] if value is None else [value]
-    tokenizer_eos = _token_id(folder, tokenizer_config.get("eos_token"), tokenizer_config)
-    if tokenizer_eos is not None:
-        ids.append(tokenizer_eos)
-    return tuple(dict.fromkeys(ids))
+def _with_prefix(tensors: dict[str, StoredTensor]) -> tuple[dict[str, StoredTensor], bool]:
+    """The tensors by the names of a network with a head, and whether their own names leave room for one.
+
+    Networks without a head are stored without `model.`, as many embedding models are.
+    """
+    is_bare = "embed_tokens.weight" in tensors
+    if not is_bare:
+        return tensors, True
+    heads = ("lm_head.", "score.", "classifier.")
+    renamed = {name if name.startswith(heads) else f"model.{name}": tensor for name, tensor in tensors.items()}
+    return {name: replace(tensor, name=name) for name, tensor in renamed.items()}, "lm_head.weight" in tensors
 
 
-class _AddedToken(msgspec.Struct):
-    id: int
-    content: str
+def _read_generation_config(file: Path) -> tuple[dict[str, Any], list[str]]:
+    """The file's values, and notes about those that are passed over as nothing can be sampled with them."""
+    found, notes = read_json(file, missing_ok=True), []
+    for name in SAMPLING_DEFAULTS:
+        if found.get(name) is None:
+            continue
+        try:
+            found[name] = getattr(msgspec.convert({name: found[name]}, SamplingParams), name)
+        except (msgspec.ValidationError, InvalidRequest):
+            notes.append(f"{file}: {name} {shown(found.pop(name))} is out of range and passed over")
+    return found, notes
 
 
-class _Vocabulary(msgspec.Struct, frozen=True):
-    vocab: dict[str, int] | list[Any] = {}
+def _token_ids(values: dict[str, Any], file: Path, notes: list[str]) -> tuple[int, ...]:
+    """eos_token_id, which is one or a list."""
+    given = values.get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    known = tuple(value for value in ids if type(value) is int and 0 <= value < 2**31)
+    if len(known) < len(ids):
+        notes.append(f"{file}: eos_token_id {shown(given)} is no token id, and passed over")
+    return known
 
 
-class _TokenizerJSON(msgspec.Struct):
-    added_tokens: list[_AddedToken] = []
-    model: _Vocabulary = _Vocabulary()
-
-
-def _token_id(folder: Path, token: Any, tokenizer_config: dict[str, Any]) -> int | None:
-    """Id of a token given as text or as a dictionary with `content`; None when the tokenizer does not know it."""
-    content = token.get("content") if isinstance(token, dict) else token
-    if not content:
-        return None
-    for token_id, added in (tokenizer_config.get("added_tokens_decoder") or {}).items():
-        if added.get("content") == content:
-            return int(token_id)
-    file = folder / "tokenizer.json"
-    if not file.is_file():
-        return None
+def _chat_templates(folder: Path, tokenizer_config: dict[str, Any], notes: list[str]) -> dict[str, str]:
+    """Files of their own have precedence over tokenizer_config.json; the processors' chat_template.json comes last."""
+    files = {"default": folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     try:
-        tokenizer = msgspec.json.decode(file.read_bytes(), type=_TokenizerJSON)
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{file}: cannot be read ({error})") from None
-    for entry in tokenizer.added_tokens:
-        if entry.content == content:
-            return entry.id
-    return tokenizer.model.vocab.get(content) if isinstance(tokenizer.model.vocab, dict) else None
-
-
-def _chat_template(folder: Path, tokenizer_config: dict[str, Any]) -> str | None:
-    """A chat_template.jinja file has precedence over the template in tokenizer_config.json."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    template = tokenizer_config.get("chat_template")
-    if isinstance(template, list):
-        named = {entry["name"]: entry["template"] for entry in template}
-        template = named.get("default")
-    return template
+        found: Any = {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.is_file()}
+    except (OSError, UnicodeDecodeError) as error:
+        notes.append(f"{folder}: a chat template cannot be read ({error}): chats are refused")
+        return {}
+    legacy = folder / "chat_template.json"
+    found = found or tokenizer_config.get("chat_template") or read_json(legacy, missing_ok=True).get("chat_template")
+    if isinstance(found, list):
+        found = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+    elif not isinstance(found, dict):
+        found = {} if found is None else {"default": found}
+    if not all(isinstance(text, str) for entry in found.items() for text in entry):
+        notes.append(f"{folder}: chat_template holds what is no text: chats are refused")
+        return {}
+    return dict(found)

@@ -1,59 +1,53 @@
-"""Headers of safetensors files; the tensors stay memory-mapped."""
+"""Safetensors files, by the library of that name: headers at once, tensors memory-mapped where they are used."""
 
 import math
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
 
 from configs.errors import CheckpointError
 
 from .checkpoint import StoredTensor
 
-# file:  | u64 n | n bytes of JSON | data ......................... |
-#                                   ^ data_offsets count from here
-LENGTH_BYTES = 8
-
 ELEMENT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
 
 
-class _Entry(msgspec.Struct):
-    dtype: str
-    shape: list[int]
-    data_offsets: tuple[int, int]
-
-
 def read_safetensors(file: Path) -> dict[str, StoredTensor]:
-    """Tensors of one file by name.
-
-    Raises CheckpointError when the file is missing, malformed or cut, or holds a type that is not a float.
-    """
+    """Tensors of one file by name. Raises CheckpointError when the file is missing, malformed or cut."""
+    if not file.is_file():  # a pipe, say, would keep the library waiting
+        raise CheckpointError(f"{file}: cannot be read (no such file)")
     try:
-        mapped = np.memmap(file, dtype=np.uint8, mode="c")
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: cannot be read ({error})") from None
-    header_end = LENGTH_BYTES + int.from_bytes(mapped[:LENGTH_BYTES].tobytes(), "little")
-    if len(mapped) < header_end:
-        raise CheckpointError(f"{file}: cut: its header needs {header_end} bytes, the file has {len(mapped)}")
-    try:
-        header = msgspec.json.decode(mapped[LENGTH_BYTES:header_end].tobytes(), type=dict[str, msgspec.Raw])
-        header.pop("__metadata__", None)
-        entries = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in header.items()}
-    except msgspec.MsgspecError as error:
-        raise CheckpointError(f"{file}: not a safetensors file ({error})") from None
-    data = mapped[header_end:]
-    return {name: _tensor(file, name, entry, data) for name, entry in entries.items()}
+        with safe_open(file, framework="np") as opened:
+            headers = {name: opened.get_slice(name) for name in opened.offset_keys()}
+            shapes = {name: (tuple(header.get_shape()), header.get_dtype()) for name, header in headers.items()}
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{file}: cannot be read as safetensors ({error})") from None
+    mapped = _Mapped(file)
+    return {name: _tensor(mapped, name, *found) for name, found in shapes.items()}
 
 
-def _tensor(file: Path, name: str, entry: _Entry, data: npt.NDArray[np.uint8]) -> StoredTensor:
-    begin, end = entry.data_offsets
-    if entry.dtype not in ELEMENT_BYTES:
-        raise CheckpointError(
-            f"{file}: tensor {name} has type {entry.dtype}; only {', '.join(ELEMENT_BYTES)} are served"
-        )
-    if end > len(data):
-        raise CheckpointError(f"{file}: cut: tensor {name} ends at byte {end} of the data, the file has {len(data)}")
-    if begin < 0 or end - begin != math.prod(entry.shape) * ELEMENT_BYTES[entry.dtype]:
-        raise CheckpointError(f"{file}: tensor {name} of shape {entry.shape} cannot lie in {end - begin} bytes")
-    return StoredTensor(name, file, name, tuple(entry.shape), entry.dtype, data[begin:end])
+def _tensor(mapped: "_Mapped", name: str, shape: tuple[int, ...], dtype: str) -> StoredTensor:
+    num_bytes = math.prod(shape) * ELEMENT_BYTES.get(dtype, 0)
+    read = partial(mapped.bytes_of, name) if dtype in ELEMENT_BYTES else None
+    return StoredTensor(name, mapped.file, name, shape, dtype, num_bytes, read)
+
+
+class _Mapped:
+    """Opened when the first tensor is read, by who computes: with torch, since numpy knows no bfloat16."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    @cached_property
+    def _opened(self) -> Any:
+        return safe_open(self.file, framework="pt")
+
+    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
+        import torch
+
+        raw: npt.NDArray[np.uint8] = self._opened.get_tensor(name).reshape(-1).view(torch.uint8).numpy()
+        return raw

@@ -39,9 +39,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Per-head RMSNorm of q and k before RoPE (Qwen3)."""
     sliding_windows: tuple[int | None, ...] = ()
     """Per layer: tokens that a query sees, itself included; None sees all. Empty means None for every layer."""
+    num_mtp_layers: int = 0
+    """Stored behind the others to predict further tokens; not part of the network here."""
     dtype: str = "float32"
     """Type of the checkpoint's weights."""
-    hidden_act: Literal["silu"] = "silu"
+    has_head: bool = True
+    """False: the network has none for the next token, so that it only embeds; the embedding stands in its place."""
 
     def window(self, layer: int) -> int | None:
         return self.sliding_windows[layer] if self.sliding_windows else None

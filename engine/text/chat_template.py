@@ -14,6 +14,7 @@ from configs.errors import CheckpointError, InvalidRequest, shown
 
 from .template_sandbox import Refusal, Sandbox
 
+NO_TEMPLATE = "the model has no chat template"
 _PROBE = "octavo probes content parts"
 _END_MARK = "octavo-ends-here "  # the space shows whether the template trims the message
 
@@ -21,9 +22,13 @@ _END_MARK = "octavo-ends-here "  # the space shows whether the template trims th
 class ChatTemplate:
     """Messages to the prompt's text. May be used from any thread."""
 
-    def __init__(self, source: str | None, special_tokens: Mapping[str, str]) -> None:
-        """`special_tokens` maps bos_token, eos_token, … to their text. CheckpointError for malformed Jinja."""
+    def __init__(self, source: str | None, special_tokens: Mapping[str, str], lack: str = NO_TEMPLATE) -> None:
+        """`special_tokens` maps bos_token, eos_token, … to their text. CheckpointError for malformed Jinja.
+
+        Without a source, `lack` is the answer to every chat.
+        """
         self.source = source
+        self._lack = lack
         self._special_tokens = dict(special_tokens)
         self._template = None
         self._takes_parts: bool | None = None
@@ -51,7 +56,7 @@ class ChatTemplate:
         message. Raises InvalidRequest, with the template's own words when the template refuses.
         """
         if self._template is None:
-            raise InvalidRequest("the model has no chat template; use completions, or start with --chat-template")
+            raise InvalidRequest(f"{self._lack}; use completions, or start with --chat-template")
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message and add_generation_prompt exclude each other",

@@ -11,12 +11,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from configs.errors import CheckpointError
-from engine.checkpoints.gguf_file import GGUFVocabulary
+from engine.checkpoints.gguf_vocabulary import BYTE, CONTROL, UNKNOWN, USER_DEFINED, GGUFVocabulary
 
 from .token_spelling import SPACE_MARK
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""Values of `tokenizer.ggml.token_type`."""
 
 
 @dataclass(frozen=True)

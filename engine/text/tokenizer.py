@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 import tokenizers
 
 from engine.checkpoints.checkpoint import Checkpoint, TokenizerFiles
-from engine.checkpoints.gguf_file import GGUFVocabulary
+from engine.checkpoints.gguf_vocabulary import TURN_ENDS, GGUFVocabulary
 
 from .gguf_vocab import build_tokenizer
 from .token_spelling import spelling_of
@@ -25,10 +25,15 @@ def load_tokenizer(checkpoint: Checkpoint) -> "Tokenizer":
     """Raises CheckpointError when the checkpoint's tokenizer is missing, broken or of an unknown kind."""
     source = checkpoint.tokenizer_source
     if isinstance(source, TokenizerFiles):
-        backend, special_tokens = read_tokenizer(source)
+        backend, special_tokens = read_tokenizer(source, checkpoint.config.vocab_size)
     else:
         backend, special_tokens = build_tokenizer(source), _named_tokens(source)
-    return Tokenizer(backend, special_tokens, checkpoint.chat_template)
+    tokenizer = Tokenizer(backend, special_tokens, checkpoint.chat_template)
+    templates = "".join(checkpoint.chat_templates.values())
+    turn_ends = (tokenizer.special_id(text) for text in sorted(TURN_ENDS) if text in templates)
+    ends = (*checkpoint.eos_token_ids, tokenizer.eos_token_id, *turn_ends)
+    tokenizer.eos_token_ids = tuple(dict.fromkeys(token_id for token_id in ends if token_id is not None))
+    return tokenizer
 
 
 def _named_tokens(vocabulary: GGUFVocabulary) -> dict[str, str]:
@@ -62,6 +67,9 @@ class Tokenizer:
         self.vocab_size: int = backend.get_vocab_size()
         self.bos_token_id = self._id_of("bos_token")
         self.eos_token_id = self._id_of("eos_token")
+        self.eos_token_ids: tuple[int, ...] = ()
+        """Every id that ends a sequence: the checkpoint's, the tokenizer's own, and those with which its chat templates
+        end a turn."""
 
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens.get(name)

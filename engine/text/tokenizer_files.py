@@ -11,12 +11,12 @@ from engine.checkpoints.hf_folder import read_json
 SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
-def read_tokenizer(files: TokenizerFiles) -> tuple[Tokenizer, dict[str, str]]:
+def read_tokenizer(files: TokenizerFiles, num_embeddings: int) -> tuple[Tokenizer, dict[str, str]]:
     """The tokenizer, and the special tokens by name (`bos_token`, …).
 
     tokenizer.json states what surrounds a text; `add_bos_token` in tokenizer_config.json, which transformers 5
-    passes over as well, is for tokenizers without such a file.
-    Raises CheckpointError when tokenizer.json is missing or cannot be read.
+    passes over as well, is for tokenizers without such a file. Tokens for which the model's `num_embeddings` leave no
+    room are left out. Raises CheckpointError when a file is missing or cannot be read.
     """
     file = files.folder / "tokenizer.json"
     if not file.is_file():
@@ -31,36 +31,56 @@ def read_tokenizer(files: TokenizerFiles) -> tuple[Tokenizer, dict[str, str]]:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     config = {**read_json(files.folder / "special_tokens_map.json", missing_ok=True), **files.tokenizer_config}
-    named = {name: token for name in SPECIAL_NAMES if (token := _content(config.get(name)))}
-    _add_tokens(tokenizer, config, named)
+    try:
+        named = {name: token for name in SPECIAL_NAMES if (token := _content(config.get(name)))}
+        _add_tokens(tokenizer, _added_tokens(config, named), num_embeddings)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{files.folder}/tokenizer_config.json: its tokens cannot be read ({error})") from None
     return tokenizer, named
 
 
 def _content(entry: Any) -> str | None:
     """A token's text: tokenizer_config.json holds plain strings and serialised `AddedToken`s."""
-    return entry.get("content") if isinstance(entry, dict) else entry
+    text = entry.get("content") if isinstance(entry, dict) else entry
+    if not isinstance(text, str | None):
+        raise TypeError(f"{type(text).__name__} for a text")
+    return text
 
 
-def _add_tokens(tokenizer: Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
-    """Tokens that only tokenizer_config.json calls added or special.
-
-    A token without an id in tokenizer.json is left out: the model has no embedding for it.
-    """
+def _added_tokens(config: dict[str, Any], named: dict[str, str]) -> list[AddedToken]:
+    """Those that tokenizer_config.json calls added or special, in the order of their ids."""
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     if isinstance(extra, dict):
         extra = extra.values()
-    special = {*named.values(), *(text for entry in extra if (text := _content(entry)))}
-    flags = ("single_word", "lstrip", "rstrip", "normalized")
+    entries = [*(config[name] for name in named), *extra]
+    special = {text: entry for entry in entries if (text := _content(entry))}
+    declared = config.get("added_tokens_decoder") or {}
+    known = [declared[key] for key in sorted(declared, key=int)]
     added = {
-        entry["content"]: AddedToken(
-            entry["content"],
-            special=entry.get("special", False) or entry["content"] in special,
-            **{flag: entry[flag] for flag in flags if flag in entry},
-        )
-        for entry in config.get("added_tokens_decoder", {}).values()
+        entry["content"]: _added_token(entry, special=entry.get("special", False) or entry["content"] in special)
+        for entry in known
     }
-    known = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
-    added |= {text: AddedToken(text, special=True, normalized=False) for text in special - added.keys() - known}
-    present = [token for token in added.values() if tokenizer.token_to_id(token.content) is not None]
-    tokenizer.add_special_tokens([token for token in present if token.special])
-    tokenizer.add_tokens([token for token in present if not token.special])
+    others = {text: _added_token(entry, special=True) for text, entry in special.items()}
+    return list((added | {text: token for text, token in others.items() if text not in added}).values())
+
+
+def _added_token(entry: Any, *, special: bool) -> AddedToken:
+    flags = entry if isinstance(entry, dict) else {}
+    given = {name: flags[name] for name in ("single_word", "lstrip", "rstrip", "normalized") if name in flags}
+    return AddedToken(_content(entry), special=special, **given)
+
+
+def _add_tokens(tokenizer: Tokenizer, added: list[AddedToken], num_embeddings: int) -> None:
+    """A token without an id gets the next one, as in transformers."""
+    known = tokenizer.get_added_tokens_decoder()
+    special = {token.content for token in known.values() if token.special}
+    next_id = max(tokenizer.get_vocab_size(with_added_tokens=False), *(token_id + 1 for token_id in known), 0)
+    for token in added:
+        if tokenizer.token_to_id(token.content) is None:
+            if next_id >= num_embeddings:
+                continue
+            next_id += 1
+        elif token.special and token.content in special:
+            continue
+        add = tokenizer.add_special_tokens if token.special else tokenizer.add_tokens
+        add([token])

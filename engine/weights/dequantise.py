@@ -30,14 +30,21 @@ def read_into(out: Tensor, stored: StoredTensor, placement: Placement = IN_PLACE
             for own, rows in chunks(stored, piece, ELEMENTS_AT_ONCE):
                 host[own].copy_(torch.from_numpy(dequantise(stored, rows)))
         elif host.dtype == dtype:  # torch's copy would start threads in each of ours
-            host.view(torch.uint8).numpy()[:] = stored_rows(stored)[piece]
+            host.view(torch.uint8).numpy()[:] = stored_rows(stored, piece)
         else:
-            host.copy_(torch.from_numpy(stored_rows(stored)[piece]).view(dtype))
+            host.copy_(torch.from_numpy(stored_rows(stored, piece)).view(dtype))
 
 
-def stored_rows(stored: StoredTensor) -> Bytes:
-    """[rows, bytes]; all but the last dimension are counted as one."""
-    return stored.data.reshape(math.prod(stored.shape[:-1]), -1)
+def stored_rows(stored: StoredTensor, rows: slice) -> Bytes:
+    """[rows, bytes], in the order of the network; all but the last dimension are counted as one."""
+    assert stored.read is not None, stored.name
+    data, num_rows = stored.read(), math.prod(stored.shape[:-1])
+    if stored.row_order is None:
+        return data.reshape(num_rows, -1)[rows]
+    by_order = data.reshape(len(stored.row_order), -1)
+    if num_rows == 1:
+        return by_order[stored.row_order].reshape(1, -1)[rows]
+    return by_order[stored.row_order[rows]]
 
 
 def chunks(stored: StoredTensor, piece: slice, num_elements: int) -> Iterator[tuple[slice, slice]]:
@@ -50,7 +57,7 @@ def chunks(stored: StoredTensor, piece: slice, num_elements: int) -> Iterator[tu
 
 def dequantise(stored: StoredTensor, rows: slice) -> Floats:
     """[rows, elements]"""
-    data, kind = stored_rows(stored)[rows], stored.dtype
+    data, kind = stored_rows(stored, rows), stored.dtype
     if kind in BLOCK_BYTES:
         return unpack(data, kind).dequantise().reshape(len(data), -1)
     if kind == "BF16":

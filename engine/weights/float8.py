@@ -22,7 +22,7 @@ def read_float8(parts: Sequence[StoredTensor], placement: Placement) -> Float8We
         own = numbers[begin : begin + part.shape[0]]
         begin += part.shape[0]
         for piece, (host,) in placement.pieces((own, torch.uint8)):
-            host.numpy()[:] = stored_rows(part)[piece]
+            host.numpy()[:] = stored_rows(part, piece)
         assert part.scale is not None, part.name
         scale = torch.from_numpy(dequantise(part.scale.tensor, slice(0, part.scale.tensor.shape[0])))
         scales.append(scale[:, 0].expand(part.shape[0]))

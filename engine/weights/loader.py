@@ -1,5 +1,6 @@
 """Fills the network from a checkpoint, once: every parameter exactly one time, and nothing left over."""
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +13,7 @@ from engine.checkpoints import Checkpoint, StoredTensor
 from engine.kernels.ops import LayerWeights, Ops
 from engine.models.decoder import Decoder, DecoderWeights
 
-from .dequantise import read_into
+from .dequantise import dequantise, read_into
 from .float8 import read_float8, round_float8
 from .mapping import Module, Shape, may_be_left_over, modules
 from .precision import FLOATS, ROUNDED_FLOAT8, STORED_FLOAT8, Precision
@@ -48,16 +49,32 @@ def _check(checkpoint: Checkpoint, shapes: dict[str, Shape]) -> None:
         stored = checkpoint.tensors.get(name)
         if stored is None:
             raise CheckpointError(f"{checkpoint.path}: tensor {name} is missing")
+        if stored.read is None:
+            raise CheckpointError(f"{stored.file}: tensor {stored.stored_name} has type {stored.dtype}: no served one")
         if stored.shape != shape:
             raise CheckpointError(
                 f"{stored.file}: tensor {stored.stored_name} has shape {list(stored.shape)}, "
                 f"the configuration asks for {list(shape)}"
             )
     for name, stored in checkpoint.tensors.items():
-        if name not in shapes and not may_be_left_over(name, checkpoint.config):
+        if name not in shapes and not may_be_left_over(name, checkpoint.config) and not _changes_nothing(stored):
             raise CheckpointError(
                 f"{stored.file}: tensor {stored.stored_name} is superfluous: the configuration has no place for it"
             )
+
+
+def _changes_nothing(stored: StoredTensor) -> bool:
+    """A buffer of whole numbers, or a bias of zeros."""
+    if stored.read is None:
+        return True
+    return stored.name.endswith(".bias") and not dequantise(stored, slice(None)).any()
+
+
+def left_out(checkpoint: Checkpoint) -> str:
+    """Names of the tensors that `load_decoder` passes over, in one line; N stands for a number."""
+    used = {name for module in modules(checkpoint.config) for name, _ in module.tensors()}
+    names = (tensor.stored_name for name, tensor in checkpoint.tensors.items() if name not in used)
+    return ", ".join(dict.fromkeys(re.sub(r"\d+", "N", name) for name in names))
 
 
 def _load_all(
@@ -91,7 +108,7 @@ def _load_all(
         return ops.pack(module.field, weight.dequantise().to(dtype), bias)
 
     def num_bytes(module: Module) -> int:
-        return sum(checkpoint.tensors[name].data.size for name, _ in module.tensors())
+        return sum(checkpoint.tensors[name].num_bytes for name, _ in module.tensors())
 
     loaded: dict[int | None, dict[str, Any]] = {}
     wanted = sorted(wanted, key=num_bytes, reverse=True)

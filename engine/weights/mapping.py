@@ -1,5 +1,6 @@
 """Which stored tensors make up which parameter of the network. Names are Hugging Face's."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -67,6 +68,18 @@ def _layer_modules(config: ModelConfig, layer: int) -> Iterator[Module]:
     yield linear("down", {"mlp.down_proj": (hidden, mlp)}, config.mlp_bias)
 
 
+_WITHOUT_USE = re.compile(
+    r".*\brotary_emb\.\w+"  # frequencies, sines and cosines are computed
+    r"|.*\.self_attn\.(\w+\.)?(q|k|v|kv|prob|output)_scale"  # of a cache in float8; Octavo's makes its own
+    r"|(model\.)?mtp(_layers)?\..*"  # predicts several tokens
+    r"|(model\.)?(score|classifier|v_head|value_head)\..*"  # heads of other tasks
+)
+
+
 def may_be_left_over(name: str, config: ModelConfig) -> bool:
-    """Rotary frequencies are computed; a tied head is the embedding, whatever else is stored as `lm_head`."""
-    return name.endswith("rotary_emb.inv_freq") or (config.tie_word_embeddings and name == f"{HEAD}.weight")
+    """As transformers does. A tied head is the embedding, whatever else is stored as `lm_head`."""
+    if config.tie_word_embeddings and name == f"{HEAD}.weight":
+        return True
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    is_mtp = layer and config.num_layers <= int(layer[1]) < config.num_layers + config.num_mtp_layers
+    return bool(is_mtp) or _WITHOUT_USE.fullmatch(name) is not None

@@ -57,7 +57,7 @@ def _groups(stored: StoredTensor, form: str, piece: slice) -> Iterator[tuple[sli
         if form != stored.dtype:
             yield own, quantise(dequantise(stored, rows), BITS[form])
             continue
-        groups = unpack(stored_rows(stored)[rows], form)
+        groups = unpack(stored_rows(stored, rows), form)
         yield own, merge_pairs(groups) if form == "Q6_K" else groups
 
 

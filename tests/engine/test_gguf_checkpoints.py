@@ -1,5 +1,6 @@
 """GGUF files: what is stored is what is served, and what cannot be served is refused by name."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,14 @@ def test_rope_scaling_metadata(tmp_path: Path, rope: dict[str, Any], metadata: d
     check(tmp_path / "m.gguf", model)
 
 
+@pytest.mark.parametrize("factor", [0.5, 1.3])
+def test_yarns_attention_factor_is_multiplied_by_the_files_own(tmp_path: Path, factor: float) -> None:
+    own = factor * (0.1 * math.log(16.0) + 1.0)
+    model = tiny_model(rope_parameters=ROPES["yarn"] | {"attention_factor": own})
+    write_gguf(tmp_path / "m.gguf", model, metadata=YARN | {"rope.scaling.attn_factor": factor})
+    check(tmp_path / "m.gguf", model)
+
+
 def test_llama3_scaling_is_read_from_its_tensor(tmp_path: Path) -> None:
     model = tiny_model(rope_parameters=dict(ROPES["llama3"]))
     rotary = model.model.rotary_emb
@@ -117,7 +126,7 @@ def test_every_type_equals_the_gguf_package(kind: Kind) -> None:
     data = np.random.default_rng(0).integers(0, 60, (rows, columns // elements * size), dtype=np.uint8)
     expected = data.view(np.float64) if kind == Kind.F64 else gguf.dequantize(data, kind)
     assert np.isfinite(expected).all()
-    stored = StoredTensor("t", Path("f"), "t", (rows, columns), kind.name, data.reshape(-1))
+    stored = StoredTensor("t", Path("f"), "t", (rows, columns), kind.name, data.size, lambda: data.reshape(-1))
     out = torch.full((rows, columns), torch.nan)
     read_into(out, stored)
     assert torch.equal(out, torch.from_numpy(expected.astype(np.float32)))
@@ -200,6 +209,8 @@ def test_vocabulary_and_template_are_read(tmp_path: Path) -> None:
         ({"expert_count": 8}, {}, "experts"),
         ({"rope.dimension_count": 8}, {}, "part of the head"),
         ({"rope.scaling.type": "su", "rope.scaling.factor": 2.0}, {}, "rope.scaling.type su"),
+        ({"attention.causal": False}, {}, "attention.causal"),
+        (YARN | {"rope.scaling.yarn_ext_factor": 0.5}, {}, "yarn_ext_factor"),
         ({"attention.head_count_kv": [2, 4, 2]}, {}, "attention.head_count_kv differs"),
         ({"attention.value_length": 8}, {}, "attention.value_length"),
         ({"block_count": 4}, {}, "layers.3.input_layernorm.weight is missing"),
@@ -225,10 +236,21 @@ def test_unknown_architecture_is_refused(tmp_path: Path) -> None:
         open_checkpoint(path)
 
 
-def test_one_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
+def test_one_part_of_a_split_file_whose_others_cannot_be_found_is_refused(tmp_path: Path) -> None:
     path = write_metadata(tmp_path / "m.gguf", {"split.count": 3})
     with pytest.raises(CheckpointError, match="one part of 3"):
         open_checkpoint(path)
+    with pytest.raises(CheckpointError, match=r"m-00002-of-00003\.gguf: cannot be read"):
+        open_checkpoint(path.rename(tmp_path / "m-00001-of-00003.gguf"))
+
+
+@pytest.mark.parametrize("kind", [Kind.F32, Kind.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("named", [1, 3])
+def test_any_part_of_a_split_file_stands_for_the_whole(tmp_path: Path, kind: Kind, named: int) -> None:
+    model = tiny_model()
+    write_gguf(tmp_path / "m.gguf", model, kind, split=3)
+    check(tmp_path / f"m-{named:05}-of-00003.gguf", model)
+    assert open_checkpoint(tmp_path / f"m-{named:05}-of-00003.gguf").name == "m"
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0001, 0.001, 0.01, 0.02, 0.05, 0.5, 0.999])
@@ -254,7 +276,7 @@ def test_another_format_is_refused(tmp_path: Path, content: bytes) -> None:
 def test_bundled_checkpoint(smollm2_path: Path) -> None:
     checkpoint = open_checkpoint(smollm2_path)
     assert checkpoint.config.num_layers == 30
-    assert checkpoint.eos_token_ids == (2,)
+    assert checkpoint.eos_token_ids == (2, 0)
     assert "im_start" in (checkpoint.chat_template or "")
     decoder = load(smollm2_path)
     assert decoder.weights.num_parameters == 134_515_008

@@ -53,12 +53,17 @@ YARN_VARIANTS: list[dict[str, Any]] = [
     {"beta_fast": 8.0, "beta_slow": 2.0},
 ]
 
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
 FAMILY_CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"attention_bias": True, "mlp_bias": True}),
     ("llama", {"tie_word_embeddings": True, "head_dim": 32}),
     ("mistral", {"sliding_window": 32}),
     ("mistral", {"sliding_window": None}),
+    ("ministral", {"head_dim": 32, "sliding_window": 24, "layer_types": MIXED}),
+    ("ministral", {"head_dim": 32, "sliding_window": 24, "layer_types": ["full_attention"] * 3}),
+    ("ministral", {"head_dim": 32, "sliding_window": 24}),
     ("qwen2", {}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": 32, "max_window_layers": 1}),
     ("qwen3", {"head_dim": 32}),
@@ -69,7 +74,7 @@ FAMILY_CONFIGS: list[tuple[str, dict[str, Any]]] = [
             "head_dim": 32,
             "use_sliding_window": True,
             "sliding_window": 24,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "layer_types": MIXED,
         },
     ),
 ]

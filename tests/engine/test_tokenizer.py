@@ -51,7 +51,7 @@ def load(folder, **tokenizer_config) -> Tokenizer:
         generation_config={},
         eos_token_ids=(),
         tokenizer_source=TokenizerFiles(folder, tokenizer_config),
-        chat_template="{{ messages }}",
+        chat_templates={"default": "{{ messages }}"},
         tensors={},
     )
     return load_tokenizer(checkpoint)
@@ -109,11 +109,63 @@ def test_names_from_both_spellings_of_the_configuration(folder):
 
 def test_tokens_that_only_the_configuration_calls_special(folder):
     plain = load(folder)
-    marked = load(folder, additional_special_tokens=["<think>"], pad_token="[PAD]")
+    marked = load(folder, additional_special_tokens=["<think>"])
     [think] = marked.encode("<think>", add_special_tokens=False)
     assert marked.is_special(think)
     assert not plain.is_special(think)
-    assert marked.vocab_size == plain.vocab_size, "a token without an embedding is not added"
+
+
+TOOL = {"content": "<tool>", "special": False, "normalized": False}
+CALL = {"content": "<call>", "special": True, "normalized": False, "lstrip": True}
+WORD = {"content": "harbour", "special": False, "single_word": True}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": {"474": TOOL}},
+        {"added_tokens_decoder": {"476": TOOL, "474": CALL, "475": WORD}},
+        {"added_tokens_decoder": {"500": CALL, "490": TOOL}},  # ids with gaps
+        {"added_tokens_decoder": {"474": TOOL}, "pad_token": "[PAD]", "additional_special_tokens": ["<more>"]},
+        {"pad_token": "[PAD]", "eos_token": {"__type": "AddedToken", "content": "<stop>", "lstrip": True}},
+    ],
+)
+def test_tokens_that_only_the_configuration_knows_have_the_ids_of_transformers(folder, config):
+    transformers = pytest.importorskip("transformers")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | config))
+    oracle = transformers.AutoTokenizer.from_pretrained(folder)
+    tokenizer = load(folder, **config)
+    text = "a <tool><call> harbour harbours  <call>[PAD]<more> <stop>\n<tool>"
+    assert tokenizer.encode(text) == oracle.encode(text)
+    assert tokenizer.vocab_size == len(oracle) > load(folder).vocab_size
+    for skip in (True, False):
+        assert tokenizer.decode(oracle.encode(text), skip) == oracle.decode(oracle.encode(text), skip)
+
+
+def test_a_token_for_which_the_model_has_no_embedding_is_not_added(folder):
+    size = load(folder).vocab_size
+    many = {str(size + i): TOOL | {"content": f"<tool{i}>"} for i in range(CONFIG.vocab_size)}
+    assert load(folder, added_tokens_decoder=many).vocab_size == CONFIG.vocab_size
+    assert load(folder, added_tokens_decoder=many, pad_token="[PAD]").vocab_size == CONFIG.vocab_size
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"added_tokens_decoder": ["x"]},
+        {"added_tokens_decoder": {"x": TOOL}},
+        {"added_tokens_decoder": {"9": "<tool>"}},
+        {"added_tokens_decoder": {"9": {"content": 9}}},
+        {"added_tokens_decoder": {"9": TOOL | {"lstrip": "yes"}}},
+        {"additional_special_tokens": 9},
+        {"additional_special_tokens": [9]},
+        {"eos_token": ["x"]},
+    ],
+    ids=str,
+)
+def test_malformed_tokens_of_the_configuration_are_refused(folder, config):
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json"):
+        load(folder, **config)
 
 
 def test_configuration_entries_of_added_tokens(folder):

@@ -24,7 +24,7 @@ def normal(rows: int, columns: int, seed: int = 0) -> np.ndarray:
 
 def stored(data: np.ndarray, kind: str, rows: int, columns: int) -> StoredTensor:
     raw = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
-    return StoredTensor("t", Path("f.gguf"), "blk.0.t", (rows, columns), kind, raw)
+    return StoredTensor("t", Path("f.gguf"), "blk.0.t", (rows, columns), kind, raw.size, lambda: raw)
 
 
 def in_blocks(kind: str, rows: int = 6, columns: int = 512, seed: int = 0) -> tuple[StoredTensor, np.ndarray]:
@@ -58,7 +58,7 @@ def test_blocks_of_one_scale_are_kept_without_loss(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
 def test_blocks_of_eight_scales_lose_what_float16_rounds(kind: str) -> None:
     part, expected = in_blocks(kind)
-    groups = unpack(part.data, kind)
+    groups = unpack(part.read(), kind)
     # Both products of the block's and the group's scale are rounded by at most 2**-11.
     bound = (np.abs(groups.scale * groups.q) + np.abs(groups.minimum)).reshape(expected.shape) * 2.0**-11 + 2.0**-24
     weight = read(part, kind)
@@ -69,7 +69,7 @@ def test_blocks_of_eight_scales_lose_what_float16_rounds(kind: str) -> None:
 
 def test_q6_k_keeps_the_half_of_the_larger_scale_and_rounds_the_other() -> None:
     part, expected = in_blocks("Q6_K", rows=40)
-    scale = np.abs(unpack(part.data, "Q6_K").scale).reshape(-1, 2)
+    scale = np.abs(unpack(part.read(), "Q6_K").scale).reshape(-1, 2)
     error = np.abs(read(part, "Q6_K").dequantise().numpy() - expected).reshape(-1, 2, 16).max(2)
     larger = scale.max(1, keepdims=True)
     float16 = larger * 32 * 2.0**-10 + 2.0**-18  # of the step, times up to 128
@@ -82,7 +82,7 @@ def test_q6_k_keeps_the_half_of_the_larger_scale_and_rounds_the_other() -> None:
 @pytest.mark.parametrize("kind", BLOCK_BYTES)
 def test_unpacked_blocks_equal_the_gguf_package(kind: str) -> None:
     part, expected = in_blocks(kind)
-    assert np.array_equal(unpack(part.data, kind).dequantise().reshape(expected.shape), expected)
+    assert np.array_equal(unpack(part.read(), kind).dequantise().reshape(expected.shape), expected)
 
 
 @pytest.mark.parametrize(("form", "share"), [("int8", 0.0055), ("int4", 0.0745)])
@@ -170,9 +170,9 @@ def test_tensors_of_many_chunks_equal_their_rows_alone(form: str) -> None:
     rows = 2 * ELEMENTS_AT_ONCE // columns + 3
     part = in_blocks("Q8_0", rows, columns)[0] if form == "Q8_0" else floats(normal(rows, columns))
     whole = read(part, form)
-    per_row = part.data.size // rows
+    per_row = part.read().size // rows
     for row in (0, ELEMENTS_AT_ONCE // columns, rows - 1):
-        alone = read(stored(part.data[row * per_row :][:per_row], part.dtype, 1, columns), form)
+        alone = read(stored(part.read()[row * per_row :][:per_row], part.dtype, 1, columns), form)
         assert torch.equal(whole.dequantise()[row : row + 1], alone.dequantise())
 
 

@@ -68,14 +68,17 @@ def write_gguf(
     metadata: dict[str, Any] | None = None,
     top_metadata: dict[str, Any] | None = None,
     extra_tensors: dict[str, npt.NDArray[np.float32]] | None = None,
+    split: int = 0,
 ) -> None:
     """Matrices in `kind`, or as `kinds` says by Hugging Face name. `model` gets the weights that the file stands for.
 
     `metadata` has keys without the architecture's prefix, `top_metadata` whole ones; None removes an entry.
+    With `split`, the file is cut into that many, as NAME-00001-of-00003.gguf.
     """
     config = model.config
     arch = "llama" if config.model_type == "mistral" else config.model_type
-    writer = gguf.GGUFWriter(path, arch)
+    num_tensors = len(list(model.named_parameters()))
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=-(-num_tensors // split) if split else 0)
     entries = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,

@@ -9,7 +9,7 @@ from tokenizers import pre_tokenizers
 from tokenizers.models import BPE
 from tokenizers.trainers import BpeTrainer
 
-from engine.checkpoints.gguf_file import GGUFVocabulary
+from engine.checkpoints import GGUFVocabulary
 from engine.text.gguf_vocab import build_tokenizer
 from engine.text.tokenizer import Tokenizer
 

@@ -71,6 +71,7 @@ class FakeEngine:
         self.tokenizer = ByteTokenizer(bos_token_id)
         self.default_sampling = default_sampling or {}
         self.chat_template: str | None = None
+        self.own_tool_template: str | None = None
         self.info = CoreReady(
             architecture="FakeForCausalLM",
             num_parameters=0,
@@ -136,6 +137,10 @@ class FakeEngine:
 
     async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         return [0xF8, *prefix.encode(), 0xF9, *suffix.encode(), 0xFA]
+
+    @property
+    def tool_template(self) -> str | None:
+        return self.own_tool_template or self.chat_template
 
     async def render_chat(self, messages: Sequence[dict[str, Any]], /, **template_kwargs: Any) -> RenderedChat:
         self.messages, self.template_kwargs = list(messages), template_kwargs

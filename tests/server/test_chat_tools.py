@@ -49,6 +49,19 @@ async def test_a_tool_call(client: httpx.AsyncClient, engine: FakeEngine) -> Non
     assert engine.requests[0][2].structured is None
 
 
+async def test_the_template_for_chats_with_tools_says_how_calls_are_written(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    says(engine, CALL, "{{ messages }}")
+    engine.own_tool_template = HERMES
+    [choice] = (await answer(client, tools=[WEATHER]))["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert engine.template_kwargs["tools"] == [WEATHER]
+    assert "get_weather" not in str(engine.messages)
+    [choice] = (await answer(client))["choices"]
+    assert choice["message"]["content"] == CALL
+
+
 async def test_a_streamed_tool_call_names_itself_once(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     says(engine, "Let me see.\n" + CALL + "\n" + CALL)
     chunks = [chunk["choices"][0] for chunk in await stream(client, tools=[WEATHER])]

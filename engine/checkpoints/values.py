@@ -1,0 +1,105 @@
+"""Entries of a checkpoint's configuration: anybody may have written them, so each is of its type and in its bounds, or
+refused by file and key."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.errors import CheckpointError
+
+MAX_CONTEXT = 2**24
+"""Tokens: up to there float32 tells positions apart."""
+MAX_LAYERS = 10_000
+MAX_SIZE = 2**31 - 1
+_MAX_SHOWN = 80
+
+
+class Values:
+    """Numbers of a configuration. A null counts as left out. Every method raises CheckpointError."""
+
+    def __init__(self, file: Path, entries: Mapping[str, Any], prefix: str = "") -> None:
+        """`prefix` stands before each key in the file."""
+        self.file = file
+        self._entries = {key: value for key, value in entries.items() if value is not None}
+        self._prefix = prefix
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As it is in the file."""
+        return self._entries.get(key, default)
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
+        value = self._given(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or value % 1:
+            raise self.refusal(key, f"a whole number from {least} to {most} is needed")
+        return int(value)
+
+    def number(self, key: str, default: float | None = None, *, least: float = 0.0, most: float = 1e6) -> float:
+        value = self._given(key, default)
+        if not _is_number(value, least, most):
+            raise self.refusal(key, f"a number from {least:g} to {most:g} is needed")
+        return float(value)
+
+    def numbers(self, key: str, length: int, *, least: float, most: float) -> list[float]:
+        values = self._given(key, None)
+        if not isinstance(values, list) or len(values) != length or not all(_is_number(x, least, most) for x in values):
+            raise self.refusal(key, f"a list of {length} numbers from {least:g} to {most:g} is needed")
+        return [float(value) for value in values]
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        value = self._given(key, default)
+        if value not in (True, False):
+            raise self.refusal(key, "true or false is needed")
+        return bool(value)
+
+    def mapping(self, key: str) -> dict[str, Any]:
+        """{} where it is left out."""
+        value = self._given(key, {})
+        if not isinstance(value, dict):
+            raise self.refusal(key, "an object is needed")
+        return value
+
+    def refusal(self, key: str, wanted: str) -> CheckpointError:
+        return CheckpointError(f"{self.file}: {self._prefix}{key} is {shown(self._entries.get(key))}: {wanted}")
+
+    def _given(self, key: str, default: Any) -> Any:
+        value = self._entries.get(key, default)
+        if value is None:
+            raise CheckpointError(f"{self.file}: {self._prefix}{key} is missing")
+        return value
+
+
+def shown(value: Any) -> str:
+    """`value` in one short line."""
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+def named(value: Any) -> str:
+    """`value`, which should be a name."""
+    return shown(value).strip('"')
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """The object in a JSON file. `Infinity` and `NaN` are numbers, as in Python's own JSON."""
+    if not file.is_file():  # a pipe, say, would keep the reader waiting
+        raise CheckpointError(f"{file}: no such file")
+    try:
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file}: cannot be read ({error})") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{file}: cannot be read (not an object)")
+    return found
+
+
+def _is_number(value: Any, least: float, most: float) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and least <= value <= most
