@@ -39,8 +39,9 @@ class StoredTensor:
     dtype: str
     """F64, F32, F16, BF16, F8_E4M3 or one of GGUF's quantised types, such as Q4_K."""
     num_bytes: int
-    read: Callable[[], npt.NDArray[np.uint8]] | None = field(repr=False)
-    """The raw little-endian bytes, flat; mapped copy-on-write. None: the type is none of those."""
+    read: Callable[[], Any] | None = field(repr=False)
+    """The raw little-endian bytes as a flat array, or torch's tensor; mapped copy-on-write. None: the type is none of
+    those."""
     row_order: npt.NDArray[np.int64] | None = field(default=None, repr=False)
     """Where the rows, which are elements in a vector, lie in the file; None: in order."""
     scale: Scale | None = None

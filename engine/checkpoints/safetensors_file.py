@@ -5,8 +5,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
 from configs.errors import CheckpointError
@@ -32,7 +30,7 @@ def read_safetensors(file: Path) -> dict[str, StoredTensor]:
 
 def _tensor(mapped: "_Mapped", name: str, shape: tuple[int, ...], dtype: str) -> StoredTensor:
     num_bytes = math.prod(shape) * ELEMENT_BYTES.get(dtype, 0)
-    read = partial(mapped.bytes_of, name) if dtype in ELEMENT_BYTES else None
+    read = partial(mapped.tensor, name) if dtype in ELEMENT_BYTES else None
     return StoredTensor(name, mapped.file, name, shape, dtype, num_bytes, read)
 
 
@@ -46,8 +44,5 @@ class _Mapped:
     def _opened(self) -> Any:
         return safe_open(self.file, framework="pt")
 
-    def bytes_of(self, name: str) -> npt.NDArray[np.uint8]:
-        import torch
-
-        raw: npt.NDArray[np.uint8] = self._opened.get_tensor(name).reshape(-1).view(torch.uint8).numpy()
-        return raw
+    def tensor(self, name: str) -> Any:
+        return self._opened.get_tensor(name)

@@ -37,14 +37,20 @@ def read_into(out: Tensor, stored: StoredTensor, placement: Placement = IN_PLACE
 
 def stored_rows(stored: StoredTensor, rows: slice) -> Bytes:
     """[rows, bytes], in the order of the network; all but the last dimension are counted as one."""
-    assert stored.read is not None, stored.name
-    data, num_rows = stored.read(), math.prod(stored.shape[:-1])
+    data, num_rows = stored_bytes(stored), math.prod(stored.shape[:-1])
     if stored.row_order is None:
         return data.reshape(num_rows, -1)[rows]
     by_order = data.reshape(len(stored.row_order), -1)
     if num_rows == 1:
         return by_order[stored.row_order].reshape(1, -1)[rows]
     return by_order[stored.row_order[rows]]
+
+
+def stored_bytes(stored: StoredTensor) -> Bytes:
+    """Flat, in the file's order."""
+    assert stored.read is not None, stored.name
+    data = stored.read()
+    return data.reshape(-1).view(torch.uint8).numpy() if isinstance(data, Tensor) else data
 
 
 def chunks(stored: StoredTensor, piece: slice, num_elements: int) -> Iterator[tuple[slice, slice]]:

@@ -22,7 +22,7 @@ from engine.kernels.quantised import Float8Weight, QuantisedWeight
 from engine.kernels.torch_ops import TorchOps
 from engine.models.decoder import Decoder
 from engine.weights import loader
-from engine.weights.dequantise import read_into
+from engine.weights.dequantise import read_into, stored_bytes
 from engine.weights.loader import load_decoder
 from engine.weights.mapping import modules
 from engine.weights.precision import Precision, select_precision
@@ -421,7 +421,7 @@ def test_stored_float8_is_kept_byte_for_byte(tmp_path: Path) -> None:
     decoder = load_decoder(checkpoint, triton_ops(checkpoint), torch.bfloat16, precision=precision)
     part = checkpoint.tensors["model.layers.1.mlp.down_proj.weight"]
     linear = decoder.weights.layers[1].down
-    assert linear.numbers.view(torch.uint8).numpy().tobytes() == part.read().tobytes()
+    assert linear.numbers.view(torch.uint8).numpy().tobytes() == stored_bytes(part).tobytes()
     read = torch.empty(part.shape)
     read_into(read, part)
     torch.testing.assert_close(linear.numbers.float() * linear.scale[:, None], read)
