@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from configs.errors import InvalidRequest, SettingsError
+from configs.errors import InvalidRequest, RequestFailed, SettingsError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 from scheduler.output import SchedulerOutput
@@ -166,7 +166,8 @@ class EngineCore:
         now = time.monotonic()
         self._last_step = (scheduled.num_scheduled_tokens, max(start, self._last_step[2]), now)
         for request_id, reason in result.failed.items():
-            logger.error("request %s failed: %s", request_id, reason)
+            level = logging.INFO if request_id in result.refused else logging.ERROR
+            logger.log(level, "request %s failed: %s", request_id, reason)
         updates = self.scheduler.update_from_output(scheduled, result.token_ids, result.failed, result.complete)
         self._languages.forget(request.request_id for request, _ in updates if request.is_finished)
         for request, new in updates:
@@ -299,6 +300,7 @@ def _token_output(request: Request, new_token_ids: list[int], result: StepResult
     tells_timeline = request.is_finished or (bool(new_token_ids) and not request.timeline.is_told)
     request.timeline.is_told |= tells_timeline
     prompt = result.prompts.get(request.request_id, _NO_ANSWER)
+    is_refused = request.request_id in result.refused
     return TokenOutput(
         request_id=request.request_id,
         new_token_ids=new_token_ids,
@@ -310,4 +312,6 @@ def _token_output(request: Request, new_token_ids: list[int], result: StepResult
         num_cached_tokens=request.num_cached_tokens,
         timeline=request.timeline if tells_timeline else None,
         error=request.error,
+        error_type=(InvalidRequest if is_refused else RequestFailed).__name__,
+        error_param="structured" if is_refused and request.sampling_params.structured else None,
     )

@@ -26,6 +26,7 @@ from .step_tensors import StepTensors
 from .transfer import upload
 
 _NOT_A_NUMBER = "the model's output is not a number"
+_NONE_ALLOWED = "no token is allowed here: the restrictions of the output contradict each other"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class StepResult:
     """Of those who have not failed."""
     complete: set[str]
     """Those whose output is in its language, and cannot be longer."""
+    refused: frozenset[str] = frozenset()
+    """Those who have failed by what they ask for."""
 
 
 class ModelRunner:
@@ -113,25 +116,28 @@ class ModelRunner:
         owned = self._batch.is_owned(inputs.sample_rows, inputs.sample_admissions)
         good = owned & ~sampled.failed
         self._batch.append(inputs.sample_rows[good], sampled.token_ids[good])
-        token_ids, logprobs, complete = {}, {}, set()
+        token_ids, logprobs, complete, refused = {}, {}, set(), set()
         matchers = dict(self._batch.sampling.matchers_of(inputs.sample_rows.tolist()))
         for index, (request_id, token_id) in enumerate(zip(inputs.sample_ids, sampled.token_ids.tolist(), strict=True)):
             if not owned[index]:
                 continue
             if sampled.failed[index]:
-                failed[request_id] = f"{_NOT_A_NUMBER}, or no token is allowed"
+                failed[request_id] = _NONE_ALLOWED if sampled.starved[index] else _NOT_A_NUMBER
+                if sampled.starved[index]:
+                    refused.add(request_id)
                 prompts.pop(request_id, None)
                 continue
             matcher = matchers.get(index)
             if matcher is not None and matcher.is_too_slow:
                 failed[request_id] = "the output's language has too many ways to read it"
+                refused.add(request_id)
                 continue
             if matcher is not None and matcher.is_complete:
                 complete.add(request_id)
             token_ids[request_id] = token_id
             if sampled.logprobs and (entry := sampled.logprobs[index]):
                 logprobs[request_id] = entry
-        return StepResult(token_ids, failed, logprobs, prompts, complete)
+        return StepResult(token_ids, failed, logprobs, prompts, complete, frozenset(refused))
 
     def _tensors(self, inputs: StepInputs) -> StepTensors:
         arrays = (

@@ -44,6 +44,8 @@ class Sampled:
     """int64 [rows]; meaningless where `failed`."""
     failed: np.ndarray
     """bool [rows]: the logits held NaN or +inf, or no token was allowed."""
+    starved: np.ndarray
+    """bool [rows]: those of them for which no token was allowed."""
     logprobs: list[TokenLogprobs | None]
     """Empty when no row asked."""
 
@@ -60,7 +62,8 @@ class PendingSample:
     def wait(self) -> Sampled:
         """Blocks until this step's results are on the host; what was queued on the device later is not waited for."""
         host = self._download.wait()
-        return Sampled(host["token_ids"], ~np.isfinite(host["highest"]), self._raw.entries(host))
+        highest = host["highest"]
+        return Sampled(host["token_ids"], ~np.isfinite(highest), np.isneginf(highest), self._raw.entries(host))
 
 
 def sample(logits: Tensor, params: SamplingRows, rows: np.ndarray, ops: Ops) -> PendingSample:

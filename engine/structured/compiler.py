@@ -11,7 +11,8 @@ from engine.text.tokenizer import Tokenizer
 
 from .json_schema import enforceable, parsed_json
 from .language import Language, bits_of
-from .patterns import checked_pattern, in_ascii
+from .lark import is_lark, lark_to_ebnf
+from .patterns import checked_pattern, string_pattern
 from .structural_tag import TagReader
 
 MAX_SOURCE = 256 * 1024
@@ -73,17 +74,20 @@ class Compiler:
         """The kind and the source for xgrammar, and the special tokens that may be in outputs."""
         kind, source = structured.kind, structured.source
         if kind == "grammar":
-            return kind, source, frozenset()
+            return kind, self._ebnf(source), frozenset()
         if kind == "regex":
             return kind, checked_pattern(source), frozenset()
         if kind == "choice":
             return "structural_tag", json.dumps(_one_of(parsed_json(source))), frozenset()
         if kind == "structural_tag":
-            reader = TagReader(self._pattern_for, MAX_SPACES)
+            reader = TagReader(self._pattern_for, self._ebnf, MAX_SPACES)
             tag = reader.read(parsed_json(source))
             return kind, json.dumps(tag), self._shown(json.dumps(tag, ensure_ascii=False), reader.named_ids)
         schema = {"type": "object"} if kind == "json_object" else parsed_json(source)
         return "json_schema", json.dumps(enforceable(schema, self._pattern_for)), frozenset()
+
+    def _ebnf(self, grammar: str) -> str:
+        return lark_to_ebnf(grammar, self._xgrammar) if is_lark(grammar) else grammar
 
     def _shown(self, text: str, named: set[int]) -> frozenset[int]:
         """The special tokens that a structural tag spells or names; one that ends requests stays what it is."""
@@ -92,11 +96,11 @@ class Compiler:
 
     def _make_pattern(self, pattern: str) -> str:
         """For strings in JSON. xgrammar keeps to characters that need no escape there where it builds an automaton."""
-        pattern = in_ascii(checked_pattern(pattern))
-        grammar = self._xgrammar.Grammar.from_json_schema(json.dumps({"type": "string", "pattern": pattern}))
+        converted = string_pattern(pattern)
+        grammar = self._xgrammar.Grammar.from_json_schema(json.dumps({"type": "string", "pattern": converted}))
         if "json_string=true" not in str(grammar):
             raise ValueError(f"pattern {pattern[:60]!r} is not supported")
-        return pattern
+        return converted
 
     def _make_vocabulary(self, shown: frozenset[int]) -> Any:
         tokens = list(self._tokens)
@@ -115,4 +119,4 @@ def _one_of(texts: Any) -> dict[str, Any]:
 
 def _reason(error: Exception) -> str:
     """xgrammar's message without the places in its source; the input, which some repeat, is cut."""
-    return " ".join(_NOISE.sub("", str(error)).split())[:300]
+    return " ".join(_NOISE.sub("", str(error)).split())[:300] or type(error).__name__

@@ -15,6 +15,7 @@ an array of whose contents the schema says nothing holds anything.
 """
 
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -68,8 +69,8 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 def parsed_json(source: str) -> Any:
     """Raises ValueError for what is not JSON, or too deep for Python."""
     try:
-        return json.loads(source, parse_constant=_refuse_constant)
-    except ValueError as error:
+        return json.loads(source, parse_constant=_refuse_constant, parse_int=_int, parse_float=_float)
+    except json.JSONDecodeError as error:
         raise ValueError(f"it is not JSON: {error}") from error
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
@@ -77,6 +78,17 @@ def parsed_json(source: str) -> Any:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number")
+
+
+def _int(digits: str) -> int:
+    _float(digits)
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError(f"the number {digits[:20]}… is too large")
+    return number
 
 
 def enforceable(schema: Any, pattern_for: Callable[[str], str], depth: int = 0) -> Any:

@@ -13,12 +13,13 @@ _LISTS = ("elements", "tags")
 class TagReader:
     """Converts one structural tag. Raises ValueError for what cannot be enforced."""
 
-    def __init__(self, pattern_for: Callable[[str], str], max_spaces: int) -> None:
+    def __init__(self, pattern_for: Callable[[str], str], ebnf: Callable[[str], str], max_spaces: int) -> None:
         """JSON has at most `max_spaces` consecutive white space where the tag says nothing else.
 
-        `pattern_for` is as for `enforceable`.
+        `pattern_for` is as for `enforceable`; `ebnf` gives a grammar in EBNF.
         """
         self._pattern_for = pattern_for
+        self._ebnf = ebnf
         self._max_spaces = max_spaces
         self.named_ids: set[int] = set()
         """Tokens that the tag names by their ids."""
@@ -42,6 +43,8 @@ class TagReader:
                 converted["max_whitespace_cnt"] = self._max_spaces
         if kind == "regex" and isinstance(node.get("pattern"), str):
             converted["pattern"] = checked_pattern(node["pattern"])
+        if kind == "grammar" and isinstance(node.get("grammar"), str):
+            converted["grammar"] = self._ebnf(node["grammar"])
         self._note([node.get("token"), *_list(node.get("trigger_tokens"))])
         for key in _INNER:
             if key in node:

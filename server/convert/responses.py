@@ -9,7 +9,7 @@ from configs.settings import ServerConfig
 from server.chat import Chat
 from server.convert.response_items import chat_messages
 from server.convert.sampling import given_fields
-from server.convert.structured import response_format, structured_outputs
+from server.convert.structured import is_same, response_format, structured_outputs
 from server.convert.tools import flattened, tool_choice, tools_of_response
 from server.generation import Generation
 from server.protocol.response_items import Item
@@ -134,7 +134,7 @@ def _structured(body: ResponsesRequest) -> tuple[str | None, StructuredOutput | 
     """The language of the answer, and the field that gives it."""
     of_text = _text_format(body.text.format if body.text else None)
     other = structured_outputs(body.structured_outputs) if body.structured_outputs else None
-    if of_text and other:
+    if of_text and other and not is_same(of_text, other):
         raise InvalidRequest("text.format and structured_outputs exclude each other", param="structured_outputs")
     return ("text.format", of_text) if of_text else ("structured_outputs" if other else None, other)
 

@@ -16,10 +16,19 @@ def structured_output(body: GenerationRequest) -> StructuredOutput | None:
         for field, convert in _CONVERTERS.items()
         if (value := getattr(body, field)) is not None and (converted := convert(value)) is not None
     ]
-    if len(found) > 1:
+    if any(not is_same(found[0][1], other) for _, other in found[1:]):  # clients write old and new names together
         names = " and ".join(field for field, _ in found)
         raise InvalidRequest(f"{names} exclude each other", param=found[1][0])
     return found[0][1] if found else None
+
+
+def is_same(one: StructuredOutput, other: StructuredOutput) -> bool:
+    if one.kind == other.kind == "json_schema":
+        try:
+            return bool(json.loads(one.source) == json.loads(other.source))
+        except (ValueError, RecursionError):
+            return one == other
+    return one == other
 
 
 def field_names(body: GenerationRequest) -> dict[str, str]:

@@ -58,6 +58,8 @@ def finish(core: EngineCore, earlier: Sequence[TokenOutput] = ()) -> dict[str, T
             stop_reason=parts[-1].stop_reason,
             num_cached_tokens=parts[-1].num_cached_tokens,
             error=parts[-1].error,
+            error_type=parts[-1].error_type,
+            error_param=parts[-1].error_param,
         )
         for request_id, parts in merged.items()
     }

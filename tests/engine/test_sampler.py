@@ -320,7 +320,10 @@ def test_rows_without_numbers_fail_alone(temperature):
 
 def test_a_row_that_may_choose_nothing_fails():
     logits = np.zeros((1, VOCAB), np.float32)
-    assert run(logits, [SamplingParams(bad_token_ids=tuple(range(VOCAB)))]).failed.tolist() == [True]
+    result = run(logits, [SamplingParams(bad_token_ids=tuple(range(VOCAB)))])
+    assert (result.failed.tolist(), result.starved.tolist()) == ([True], [True])
+    logits[0, 5] = np.nan
+    assert run(logits, [SamplingParams()]).starved.tolist() == [False]
 
 
 @pytest.mark.parametrize("ops", COMPILED, indirect=True)

@@ -266,6 +266,7 @@ def test_other_constraints_join_and_contradictions_fail(core, tokenizer):
     for params in ({"allowed_token_ids": (50,)}, {"bad_token_ids": tuple(ids_of(tokenizer, "0123456789"))}):
         output = one(core, digits, **params)
         assert (output.finish_reason, output.new_token_ids) == ("error", [])
+        assert (output.error_type, output.error_param) == ("InvalidRequest", "structured")
         assert "no token is allowed" in output.error
     assert one(core, digits).finish_reason == "complete"
 

@@ -123,6 +123,17 @@ REFUSED = {
         "Circular",
     ),
     "unsatisfiable": ("json_schema", schema(type="integer", minimum=3, maximum=2), "range"),
+    **{
+        f"{value} beyond a double": ("json_schema", schema_of % value, "too large")
+        for value, schema_of in {
+            "1" + "0" * 400: '{"type": "integer", "maximum": %s}',
+            "-1e400": '{"type": "number", "minimum": %s}',
+            "1e999": '{"const": %s}',
+            "9" * 5000: '{"enum": [%s]}',
+            "7" * 309: '{"type": "string", "maxLength": %s}',
+            "8" * 350: '{"properties": {"a": {"default": %s}}}',
+        }.items()
+    },
     "beyond 64 bits": ("json_schema", schema(type="integer", minimum=10**30), "limit"),
     "lookahead": ("regex", "(?=a)b", "Lookahead"),
     "backreference": ("regex", r"(a)\1", "Backreference"),
@@ -219,4 +230,5 @@ def test_a_language_with_too_many_readings_fails_its_request_only(core, monkeypa
     outputs = finish(core)
     assert outputs["ambiguous"].finish_reason == "error"
     assert "too many ways" in outputs["ambiguous"].error
+    assert outputs["ambiguous"].error_type == "InvalidRequest"
     assert outputs["plain"].finish_reason == "length"

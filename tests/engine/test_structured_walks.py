@@ -248,3 +248,49 @@ def test_random_walks_validate(schema):
             complete += 1
             validator.validate(json.loads(text))
     assert complete > 3
+
+
+LARK = """
+?start: sum
+?sum: product | sum "+" product -> add
+?product: atom | product "*" atom  // binds closer
+?atom: NUMBER | "(" sum ")"
+NUMBER: /[0-9]/ "0"~0..2
+%ignore " "
+"""
+
+
+@pytest.mark.parametrize(
+    ("grammar", "good", "bad"),
+    [
+        ('start: "yes" | "no"', ["yes", "no"], ["", "maybe"]),
+        ('%llguidance {}\n\nstart: "yes" | "no"i', ["yes", "NO"], ["YES"]),
+        (LARK, ["1+2", "100 * (3 + 40)"], ["1+", "1000"]),
+        ('start: X* ("a" | "b")?\nX: /x|xy{1,2}/\n', ["", "xxyyb", "a"], ["xyyy", "ab"]),
+    ],
+)
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_lark_grammars(grammar, good, bad, is_nested):
+    tokenizer = as_tokenizer(byte_level_vocabulary())
+    compiler = Compiler(tokenizer, tokenizer.vocab_size, [])
+    structured = StructuredOutput("grammar", grammar)
+    language = compiler.compile(tag({"type": "grammar", "grammar": grammar}) if is_nested else structured)
+    assert [text for text in good if not accepts(language, tokenizer, text)] == []
+    assert [text for text in bad if accepts(language, tokenizer, text)] == []
+
+
+@pytest.mark.parametrize(
+    ("grammar", "named"),
+    [
+        ('%llguidance {}\nstart: %json {"type": "string", "not": {}}', "%json"),
+        ('start: a[capture]\na: "x"', "capture"),
+        (r"start: /\Ax/", r"\\A"),
+        ("start: /(?=x)x/", "Lookahead"),
+        ("start: missing", "missing"),
+        ('%llguidance {"no_forcing": true}\nstart: "x"', "%llguidance"),
+    ],
+)
+def test_what_a_lark_grammar_may_not_hold_is_named(grammar, named):
+    tokenizer = as_tokenizer(byte_level_vocabulary())
+    with pytest.raises(ValueError, match=named):
+        Compiler(tokenizer, tokenizer.vocab_size, []).compile(StructuredOutput("grammar", grammar))

@@ -135,6 +135,18 @@ async def test_truncated_prompts(client: httpx.AsyncClient, engine: FakeEngine) 
         ({"structured_outputs": {"json_object": True}}, StructuredOutput("json_object")),
         ({"guided_grammar": 'root ::= "x"'}, StructuredOutput("grammar", 'root ::= "x"')),
         ({"guided_json": {"type": "null"}}, StructuredOutput("json_schema", '{"type": "null"}')),
+        (
+            {"guided_grammar": 'start: "x"', "structured_outputs": {"grammar": 'start: "x"'}},
+            StructuredOutput("grammar", 'start: "x"'),
+        ),
+        (
+            {"guided_json": '{"type":"null"}', "structured_outputs": {"json": {"type": "null"}}},
+            StructuredOutput("json_schema", '{"type": "null"}'),
+        ),
+        (
+            {"guided_choice": ["a"], "structured_outputs": {"choice": ["a"]}},
+            StructuredOutput("choice", '["a"]'),
+        ),
         ({"response_format": {"type": "text"}}, None),
         ({"structured_outputs": {}}, None),
     ],
@@ -156,6 +168,8 @@ async def test_structured_outputs(
         ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs"),
         ({"structured_outputs": {"regexp": "a"}}, "structured_outputs"),
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex"),
+        ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "guided_regex"),
+        ({"structured_outputs": {"json": "{"}, "guided_json": {}}, "guided_json"),
         ({"logprob_token_ids": [300]}, "logprob_token_ids"),
         ({"allowed_token_ids": [300]}, "allowed_token_ids"),
         ({"bad_words": [""]}, "bad_words"),
