@@ -31,6 +31,12 @@ OTHER_WORDS: Mapping[str, Mapping[str, str]] = {
     "reasoning_parser": dict.fromkeys(("deepseek", "deepseek_r1", "qwen3"), "think"),
 }
 """What other servers call the values of a setting. Where a setting may be left out, `auto` leaves it out."""
+_VARIABLES = {ENV_PREFIX + name.upper(): name for name in KNOWN_KEYS}
+_OF_SERVICE = re.compile(
+    r"[A-Z0-9_]+_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+"""Such as OCTAVO_PORT=tcp://10.0.0.1:8000, in the name of a service that is called octavo."""
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -47,7 +53,8 @@ def resolve(
     """Build `cls` from its defaults, a preset or TOML file, `environ` and `flags` (field name -> value).
 
     A file and the environment may hold keys of any layer: those that `cls` does not have are checked and left
-    out, so that one file serves every command. Raises `SettingsError` naming the source and the key.
+    out, so that one file serves every command. Raises `SettingsError` naming the source and the key; variables that are
+    no settings are left to `unknown_variables`.
     """
     found = _read_toml(toml) if toml is not None else {}
     found |= _read_environment(environ or {})
@@ -69,10 +76,10 @@ def preset_names() -> list[str]:
     return sorted(path.stem for path in PRESETS.glob("*.toml"))
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`; did you mean …?` with the nearest of `known`, or nothing when none is near."""
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean …?` with the nearest of `known`, behind `prefix`, or nothing when none is near."""
     nearest = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"; did you mean {prefix}{nearest[0]}?" if nearest else ""
 
 
 def _read_toml(source: str | Path) -> dict[str, Any]:
@@ -90,15 +97,23 @@ def _read_toml(source: str | Path) -> dict[str, Any]:
     return {name: _convert(name, value, f"{path}: {name}", strict=True) for name, value in content.items()}
 
 
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A line on each variable that looks like a setting and is none, with the nearest that is. Kubernetes sets
+    variables of such names for each service, which are not meant for us."""
+    known = [name.upper() for name in KNOWN_KEYS]
+    return [
+        f"unknown environment variable {name}{did_you_mean(name.removeprefix(ENV_PREFIX), known, ENV_PREFIX)}"
+        for name in environ
+        if name.startswith(ENV_PREFIX) and name not in _VARIABLES and not _OF_SERVICE.fullmatch(name)
+    ]
+
+
 def _read_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    variables = {ENV_PREFIX + name.upper(): name for name in KNOWN_KEYS}
-    found = {}
-    for variable, value in environ.items():
-        if variable in variables:
-            found[variables[variable]] = _convert(variables[variable], value, variable)
-        elif variable.startswith(ENV_PREFIX):
-            raise SettingsError(f"unknown environment variable {variable}{did_you_mean(variable, variables)}")
-    return found
+    return {
+        _VARIABLES[variable]: _convert(_VARIABLES[variable], value, variable)
+        for variable, value in environ.items()
+        if variable in _VARIABLES and not (_OF_SERVICE.fullmatch(variable) and _SERVICE_ADDRESS.match(value))
+    }
 
 
 def _flag(name: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from configs.errors import UsageError, printable
 from configs.settings import EngineConfig, ServerConfig
-from configs.sources import resolve
+from configs.sources import resolve, unknown_variables
 from server.commands.bench.flags import CLIENTS, add_benchmarks
 from server.flags import (
     Parser,
@@ -39,6 +39,9 @@ def _run(argv: list[str]) -> int:
     command = commands[_name(arguments)]
     refuse_unknown(unknown, command)
     config = _config(arguments)
+    if config is not None and command is not commands["serve"]:  # which logs them
+        for line in unknown_variables(os.environ):
+            print("octavo: warning:", printable(line), file=sys.stderr)
     module = importlib.import_module(f"server.commands.{arguments.module}")
     code: int = module.run(config, arguments)
     return code

@@ -16,6 +16,7 @@ from typing import Any
 
 from configs.errors import UsageError, printable
 from configs.settings import ServerConfig
+from configs.sources import unknown_variables
 from engine.async_engine import AsyncEngine
 from engine.bundled import BUNDLED
 from engine.log_lines import configure
@@ -39,7 +40,7 @@ def run(config: ServerConfig, arguments: argparse.Namespace) -> int:
         importlib.import_module("server.metrics.tracing")  # says at once which packages it lacks
     raise_descriptor_limit()
     bound = bind_unix(config.uds) if config.uds else bind(config.host, config.port)
-    for one in [*arguments.passed, *([warning] if warning else [])]:
+    for one in [*unknown_variables(os.environ), *arguments.passed, *([warning] if warning else [])]:
         logger.warning(one)
     with bound as listener, asyncio.Runner(loop_factory=loop_factory()) as runner:
         death = runner.run(_serve(config, listener))

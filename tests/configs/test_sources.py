@@ -8,7 +8,7 @@ import pytest
 
 from configs.errors import SettingsError
 from configs.settings import EngineConfig, SchedulerConfig, ServerConfig
-from configs.sources import KNOWN_KEYS, preset_names, resolve
+from configs.sources import KNOWN_KEYS, preset_names, resolve, unknown_variables
 
 
 def write(path: Path, text: str) -> Path:
@@ -116,8 +116,6 @@ def test_lists_that_are_none(given: str) -> None:
     ("sources", "words"),
     [
         ({"flags": {"max_num_seq": "1"}}, ["max_num_seq", "did you mean max_num_seqs?"]),
-        ({"environ": {"OCTAVO_PROT": "1"}}, ["OCTAVO_PROT", "did you mean OCTAVO_PORT?"]),
-        ({"environ": {"OCTAVO_ZZZZZZ": "1"}}, ["unknown environment variable OCTAVO_ZZZZZZ"]),
         ({"flags": {"max_num_seqs": "0"}}, ["--max-num-seqs", "int >= 1", "'0'"]),
         ({"flags": {"max_model_len": "-2"}}, ["--max-model-len", ">= 1"]),
         ({"flags": {"max_model_len": "4x"}}, ["--max-model-len", "'4x'"]),
@@ -155,3 +153,38 @@ def test_refusals_name_the_file(tmp_path: Path, text: str, words: list[str]) -> 
 def test_the_server_knows_every_setting() -> None:
     for cls in (SchedulerConfig, EngineConfig):
         assert {field.name for field in msgspec.structs.fields(cls)} <= set(KNOWN_KEYS)
+
+
+@pytest.mark.parametrize("service", ["OCTAVO", "OCTAVO_GPU", "OCTAVO_0", "OCTAVO_LLM_SERVER"])
+def test_variables_that_kubernetes_sets_for_a_service_are_not_meant(service: str) -> None:
+    """For one that is called octavo, or octavo-gpu, they have the form of settings."""
+    environ = {
+        f"{service}_SERVICE_HOST": "10.0.0.1",
+        f"{service}_SERVICE_PORT": "8000",
+        f"{service}_SERVICE_PORT_HTTP": "8000",
+        f"{service}_PORT": "tcp://10.0.0.1:8000",
+        f"{service}_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        f"{service}_PORT_8000_TCP_PROTO": "tcp",
+        f"{service}_PORT_8000_TCP_PORT": "8000",
+        f"{service}_PORT_8000_TCP_ADDR": "10.0.0.1",
+        f"{service}_PORT_53_UDP": "udp://10.0.0.1:53",
+    }
+    assert resolve(ServerConfig, environ=environ) == ServerConfig()
+    assert unknown_variables(environ) == []
+    assert resolve(ServerConfig, environ={**environ, "OCTAVO_PORT": "8001"}).port == 8001
+
+
+def test_unknown_variables_are_told_with_the_nearest_name_and_without_their_value() -> None:
+    environ = {
+        "OCTAVO_PROT": "1",
+        "OCTAVO_ZZZZZZ": "1",
+        "OCTAVO_API_KEYS": "secret",
+        "OTHER_PORT": "1",
+        "OCTAVO_HOST": "::",
+    }
+    assert resolve(ServerConfig, environ=environ) == ServerConfig(host="::")
+    assert unknown_variables(environ) == [
+        "unknown environment variable OCTAVO_PROT; did you mean OCTAVO_PORT?",
+        "unknown environment variable OCTAVO_ZZZZZZ",
+        "unknown environment variable OCTAVO_API_KEYS; did you mean OCTAVO_API_KEY?",
+    ]

@@ -85,6 +85,21 @@ def test_clients_are_refused_until_the_server_listens() -> None:
         socket.create_connection(listener.getsockname())
 
 
+@pytest.mark.usefixtures("logging_as_it_was")
+@pytest.mark.parametrize("argv", [["generate", "--prompt", "a"], ["serve", "--log-format", "json"], ["serve"]])
+def test_unknown_variables_do_not_stop_the_start(
+    argv: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OCTAVO_PROT", "1")
+    monkeypatch.setenv("OCTAVO_PORT", "tcp://10.0.0.1:8000")
+    port = ["--port", "0"] if argv[0] == "serve" else []
+    assert cli.main([argv[0], "/no/such", *argv[1:], *port]) == 2
+    told = capsys.readouterr().err
+    assert "unknown environment variable OCTAVO_PROT; did you mean OCTAVO_PORT?" in told
+    assert "OCTAVO_PORT:" not in told
+    assert told.startswith("{") is ("json" in argv)
+
+
 def test_environment_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("OCTAVO_PORT", "x")
     assert cli.main(["generate", "--prompt", "a"]) == 2
