@@ -46,7 +46,7 @@ class ReasoningItem(msgspec.Struct, frozen=True, kw_only=True, tag="reasoning"):
     status: Status | None = None
     summary: list[SummaryText] = []
     content: list[ReasoningText] | None = None
-    encrypted_content: str | None = None
+    encrypted_content: str | UnsetType | None = UNSET
     """Another server's; nothing here can read it."""
 
 
