@@ -26,13 +26,27 @@ class StructuredOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """By kind: nothing; a JSON schema; a regular expression; a JSON list of texts; EBNF; xgrammar's structural tag."""
 
 
+class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The texts around the reasoning part that an output may begin with."""
+
+    closing: str
+    opening: str = ""
+    """Without one the output begins inside."""
+
+
 class ThinkingBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Most tokens between two markers, given by their token ids; then the closing one is forced."""
+    """Most tokens of the reasoning part; then its end is forced."""
 
     max_tokens: int
     end: tuple[int, ...]
+    """Token ids that write the closing marker."""
     begin: tuple[int, ...] = ()
-    """Nothing is counted before it; without it, the output begins inside."""
+    """Token ids that write the opening marker. Nothing is counted before it; without it, the output begins inside."""
+    closing: str = ""
+    opening: str = ""
+    """The markers' texts, by which both are found however a model spells them. The engine's text side fills them in."""
+    spellings: dict[int, str] = {}
+    """Likewise: the texts of all tokens that can be part of a marker."""
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,6 +101,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bad_sequences: tuple[tuple[int, ...], ...] = ()
     """Sequences of token ids that the output does not hold: the last id is not chosen where the others came before."""
     thinking: ThinkingBudget | None = None
+    reasoning: Reasoning | None = None
+    """Where it is given, stop strings count behind the reasoning part only."""
     structured: StructuredOutput | None = None
     """Only tokens that keep the output within this language are chosen; it ends where the language does."""
     seed: int | None = None
@@ -157,6 +173,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         names = ("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids", "logit_bias")
         given: list[tuple[str, Iterable[int]]] = [(name, getattr(self, name) or ()) for name in names]
         given += [("bad_sequences", sequence) for sequence in self.bad_sequences]
+        if self.thinking is not None:
+            given += [("thinking", self.thinking.end), ("thinking", self.thinking.begin)]
         for name, token_ids in given:
             for token_id in token_ids:
                 inside = 0 <= token_id < vocab_size

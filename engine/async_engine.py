@@ -10,7 +10,7 @@ from contextlib import aclosing
 from typing import Any, Literal, TypeVar
 
 from configs.errors import DeadlinePassed, InvalidRequest, Unavailable
-from configs.sampling import SamplingParams
+from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
 from configs.settings import EngineConfig
 
 from .admission import WaitingRoom
@@ -154,6 +154,10 @@ class AsyncEngine:
         """See `InputProcessor.render_chat`."""
         return await self._in_thread(lambda: self._inputs.render_chat(messages, **kwargs))
 
+    async def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget:
+        """See `InputProcessor.thinking_budget`."""
+        return await self._in_thread(lambda: self._inputs.thinking_budget(max_tokens, reasoning, end))
+
     async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         """See `InputProcessor.encode_infill`."""
         return await self._in_thread(lambda: self._inputs.encode_infill(prefix, suffix))
@@ -227,8 +231,7 @@ class AsyncEngine:
                         self._waiting_room.leave(tokens.request_id)
                     if output.finish_reason is not None:
                         del running[tokens.request_id]
-                        reason, num_tokens = output.finish_reason, output.num_output_tokens
-                        self.observer.ended(begun, reason, num_tokens, tokens.timeline)
+                        self.observer.ended(begun, output.finish_reason, output.num_output_tokens, tokens.timeline)
                         # now, not when the reader comes back: of a stop string the core knows nothing
                         self._forget(mailbox, [tokens.request_id], in_core=tokens.finish_reason is None)
                         self._supervisor.note_answer()

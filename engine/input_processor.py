@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from configs.errors import CheckpointError, ContextLengthExceeded, InvalidRequest, SettingsError
-from configs.sampling import SamplingParams
+from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
 from configs.settings import EngineConfig
 
 from .bundled import locate_model
@@ -19,7 +19,7 @@ from .messages import CoreReady
 from .text.chat_template import ChatTemplate
 from .text.infill import infill_prompt
 from .text.tokenizer import load_tokenizer
-from .text.word_tokens import word_tokens
+from .text.word_tokens import marker_parts, word_tokens
 
 logger = logging.getLogger("octavo.engine")
 
@@ -48,6 +48,7 @@ class InputProcessor:
                 self._tool_template = self._own_template("tool_use")
         self._template_of = lru_cache(maxsize=16)(self._compile_template)
         self._sequences_of = lru_cache(maxsize=16)(self._encode_words)
+        self._parts_of = lru_cache(maxsize=16)(self._find_parts)
         self.default_sampling: dict[str, Any] = {}
         """Fields of `SamplingParams` for requests that leave them out."""
         if config.generation_config == "auto":
@@ -84,11 +85,34 @@ class InputProcessor:
         return infill_prompt(self.tokenizer, prefix, suffix)
 
     def prepare(self, params: SamplingParams) -> SamplingParams:
-        """The parameters as the core takes them: `bad_words` as `bad_sequences`."""
-        if not params.bad_words:
-            return params
-        sequences = params.bad_sequences + self._sequences_of(params.bad_words)
-        return msgspec.structs.replace(params, bad_words=(), bad_sequences=sequences)
+        """The parameters as the core takes them: `bad_words` as `bad_sequences`, a thinking budget with its texts."""
+        changes: dict[str, Any] = {}
+        if params.bad_words:
+            changes |= {"bad_words": (), "bad_sequences": params.bad_sequences + self._sequences_of(params.bad_words)}
+        if params.thinking is not None and not params.thinking.closing:
+            budget = params.thinking
+            closing, opening = (
+                b"".join(map(self.tokenizer.token_bytes, ids)).decode(errors="replace").strip()
+                for ids in (budget.end, budget.begin)
+            )
+            texts = {"closing": closing, "opening": opening, "spellings": self._parts_of(closing, opening)}
+            changes["thinking"] = msgspec.structs.replace(budget, **texts)
+        return msgspec.structs.replace(params, **changes) if changes else params
+
+    def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget:
+        """A budget of the part between two markers; `end` is the closing one as it is written when it is forced.
+
+        The first one with these markers takes a part of a second.
+        """
+        closing, opening = reasoning.closing, reasoning.opening
+        ids, spellings = tuple(self.encode(end, add_special_tokens=False)), self._parts_of(closing, opening)
+        return ThinkingBudget(max_tokens, ids, closing=closing, opening=opening, spellings=spellings)
+
+    def _find_parts(self, *markers: str) -> dict[int, str]:
+        """The tokens that a marker, with what may stand before and behind it, can be made of."""
+        may_be_part = marker_parts(markers)
+        texts = ((token_id, raw.decode(errors="replace")) for token_id, raw in self.tokenizer.spellings())
+        return {token_id: text for token_id, text in texts if may_be_part(text)}
 
     def _encode_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple({ids: None for word in words for ids in sorted(word_tokens(self.tokenizer, word))})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs.errors import InvalidRequest
-from configs.sampling import ThinkingBudget
+from configs.sampling import Reasoning, ThinkingBudget
 from engine.input_processor import RenderedChat
 from engine.outputs import CompletionOutput, RequestOutput
 from server.answers.answer_grammar import answer_grammar
@@ -206,12 +206,15 @@ class _Reading:
         return "required" if self.chat.tool_choice == "required" or self.chat.tool_choice.startswith("=") else "auto"
 
     async def thinking(self, serving: Serving) -> ThinkingBudget | None:
-        budget, reasoning = self.chat.thinking_token_budget, self.reasoning
-        if budget is None or reasoning is None:
+        budget, style, engine = self.chat.thinking_token_budget, self.reasoning, serving.engine
+        if budget is None or style is None:
             return None
-        end = await serving.engine.encode(reasoning.closing, add_special_tokens=False)
-        begin = await serving.engine.encode(reasoning.opening, add_special_tokens=False)
-        return ThinkingBudget(budget, tuple(end), () if self.starts_inside else tuple(begin))
+        end = style.end(self.chat.chat_template or engine.chat_template or "")
+        return await engine.thinking_budget(budget, self.markers(style), end)
+
+    def markers(self, style: ReasoningStyle) -> Reasoning:
+        """As the engine takes them."""
+        return Reasoning(style.closing, "" if self.starts_inside else style.opening)
 
     def sampling(self, serving: Serving) -> dict[str, Any]:
         """The request's fields, with the answer's grammar and the special tokens that its parser has to see."""
@@ -233,4 +236,5 @@ class _Reading:
         ]
         ids = map(serving.engine.tokenizer.special_id, markers)
         shown = tuple(token_id for token_id in ids if token_id is not None)
-        return {**chat.sampling, "shown_token_ids": shown, "structured": structured}
+        reasoning = None if self.reasoning is None else self.markers(self.reasoning)
+        return {**chat.sampling, "shown_token_ids": shown, "structured": structured, "reasoning": reasoning}

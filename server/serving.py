@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from starlette.requests import Request
 
 from configs.errors import EngineDead, InvalidRequest, ModelNotFound, ShuttingDown, Unavailable, shown
-from configs.sampling import SamplingParams
+from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
 from configs.settings import ServerConfig
 from engine.input_processor import RenderedChat
 from engine.messages import CoreReady, Snapshot, StepStats
@@ -68,6 +68,8 @@ class EngineFace(Protocol):
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    async def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget: ...
 
     async def encode_infill(self, prefix: str, suffix: str) -> list[int]: ...
 

@@ -83,6 +83,16 @@ class StopStringFilter:
         self._waiting = text[cut:]
         return text[:cut], None
 
+    def push_hidden(self, text: str) -> tuple[str, str | None]:
+        """As `push` where a stop string ends with all of `text`; else nothing changes, as if it had not come."""
+        before = self._state, self._waiting
+        passed, _ = self.push(text[:-1], may_match=False)
+        last, stop = self.push(text[-1:])
+        if stop is not None and len(stop) >= len(text):
+            return passed + last, stop
+        self._state, self._waiting = before
+        return "", None
+
     def finish(self) -> str:
         """What still waits, when no more text comes."""
         waiting, self._waiting, self._state = self._waiting, "", 0

@@ -4,7 +4,7 @@ import codecs
 import os
 import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import tokenizers
 
@@ -111,6 +111,13 @@ class Tokenizer:
             token = self._backend.id_to_token(token_id)
             raw = self._bytes[token_id] = b"" if token is None else self._spelling.to_bytes(token)
         return raw
+
+    def spellings(self) -> Iterator[tuple[int, bytes]]:
+        """All ids with their raw bytes. Walks the vocabulary, which takes a part of a second, and keeps nothing."""
+        for token_id in range(self.vocab_size):
+            token = self._backend.id_to_token(token_id)
+            if token is not None:
+                yield token_id, self._spelling.to_bytes(token)
 
     def token(self, token_id: int) -> str:
         """Spelling of a token in the vocabulary; "" for ids beyond it."""

@@ -1,4 +1,6 @@
-"""The token ids with which an encoder writes a word, at the start of a text and inside one."""
+"""The token ids with which an encoder writes a word, and those with which a model may."""
+
+from collections.abc import Callable, Collection
 
 from .tokenizer import Tokenizer
 
@@ -27,3 +29,16 @@ def word_tokens(tokenizer: Tokenizer, word: str) -> set[tuple[int, ...]]:
         return found
     whole = tuple(tokenizer.encode(word, add_special_tokens=False))  # a normaliser has changed its characters
     return {whole} if whole else set()
+
+
+def marker_parts(markers: Collection[str]) -> Callable[[str], bool]:
+    """Tells whether a token's text can hold a part of a marker where a text is cut anywhere, or is white space."""
+    markers = [marker for marker in markers if marker]
+    begins = tuple(marker[:count] for marker in markers for count in range(1, len(marker)))
+    ends = tuple(marker[count:] for marker in markers for count in range(1, len(marker)))
+    return lambda text: (
+        text.startswith(ends)
+        or text.endswith(begins)
+        or text.isspace()
+        or any(marker in text or text in marker for marker in markers)
+    )

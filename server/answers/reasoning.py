@@ -33,6 +33,11 @@ class ReasoningStyle(msgspec.Struct, frozen=True):
         """Whether the prompt, or its tail, ends with the opening marker: the answer goes on with reasoning."""
         return prompt[-_TAIL:].rstrip().endswith(self.opening)
 
+    def end(self, template: str) -> str:
+        """The closing marker with the line breaks that the template writes behind it: one token may hold both."""
+        found = re.findall(re.escape(self.closing) + r"((?:\\n){1,2})", template)
+        return self.closing + max(found, default="").replace("\\n", "\n")
+
     def is_over(self, prompt: str) -> bool:
         """Whether the prompt has closed the reasoning part already, as templates do for answers without one."""
         return prompt[-_TAIL:].rstrip().endswith(self.closing)

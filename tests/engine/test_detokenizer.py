@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import as_tokenizer, byte_level_vocabulary, sentencepiece_model, sentencepiece_vocabulary
 
-from configs.sampling import SamplingParams
+from configs.sampling import Reasoning, SamplingParams
 from engine.text.detokenizer import Detokenizer, TextDelta
 
 BYTE_LEVEL = as_tokenizer(byte_level_vocabulary())
@@ -175,3 +175,83 @@ def test_cost_per_token_is_flat():
             detokenizer.push([ids[i % len(ids)]])
         seconds.append(perf_counter() - start)
     assert min(seconds[10:]) < 1.5 * min(seconds[:10])
+
+
+END = BYTE_LEVEL.special_id("<|end|>")
+
+
+@pytest.mark.parametrize("finish_reason", ["length", "stop"])  # the core ends at the token, or does not know it
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_that_spells_a_special_token_counts_at_that_token(include, finish_reason):
+    options = {"stop": ("<|end|>",), "include_stop_str_in_output": include}
+    ids = [*ids_of("The dog"), END, *(ids_of(" barks") if finish_reason == "length" else [])]
+    deltas = stream(BYTE_LEVEL, ids, finish_reason=finish_reason, **options)
+    assert joined(deltas) == ("The dog<|end|>" if include else "The dog")
+    assert deltas[-1].stop_string == "<|end|>"
+    assert sum(delta.num_tokens for delta in deltas) == len(ids_of("The dog")) + 1
+
+
+@pytest.mark.parametrize(
+    ("stop", "text", "expected", "found"),
+    [
+        ("\n<|end|>", "The\n dog\n", "The\n dog", True),
+        ("\n<|end|>", "The dog", "The dog", False),
+        ("<|end|>", "", "", True),
+        ("<|end|>\n", "The dog", "The dog", False),
+        ("end|>", "The dog", "The dog", False),  # a part of a token that texts leave out is no text
+        ("|", "The dog", "The dog", False),
+    ],
+)
+def test_stop_strings_beside_special_tokens(stop, text, expected, found):
+    deltas = stream(BYTE_LEVEL, [*ids_of(text), END], stop=(stop, "no such text"), finish_reason="stop")
+    assert (joined(deltas), deltas[-1].stop_string) == (expected, stop if found else None)
+
+
+def test_a_stop_string_that_spells_a_special_token_counts_as_text_too():
+    for ids in (single_bytes("The dog<|end|> barks"), ids_of("The dog<|end|> barks")):
+        for skip in (True, False):
+            deltas = stream(BYTE_LEVEL, ids, stop=("<|end|>",), skip_special_tokens=skip)
+            assert (joined(deltas), deltas[-1].stop_string) == ("The dog", "<|end|>")
+
+
+def test_min_tokens_holds_off_special_tokens_too():
+    ids = [END, *ids_of("a"), END, *ids_of("b"), END]
+    deltas = stream(BYTE_LEVEL, ids, stop=("<|end|>",), min_tokens=4)
+    assert joined(deltas) == "ab"
+    assert deltas[-1].stop_string == "<|end|>"
+
+
+@pytest.mark.parametrize("opening", ["", "<think>"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<think>a dog</think>a dog b", "<think>a dog</think>a "),
+        ("\n<think>dog\n</think>\n\nab\n\ncd", "\n<think>dog\n</think>\n\nab"),
+        ("<think>dog", "<think>dog"),
+        ("<think></think></think>dog", "<think></think></think>"),
+    ],
+)
+def test_stop_strings_do_not_count_in_the_reasoning_part(text, expected, opening):
+    if not opening:
+        text, expected = (each.replace("<think>", "", 1) for each in (text, expected))
+    for ids in (single_bytes(text), ids_of(text)):
+        deltas = stream(BYTE_LEVEL, ids, stop=("dog", "\n\n"), reasoning=Reasoning("</think>", opening))
+        assert joined(deltas) == expected
+        assert bool(deltas[-1].stop_string) == (expected != text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("\n\n", ""), (" dog", " "), ("<thin dog", "<thin "), ("a <think>dog", "a <think>"), ("<think", "<think")],
+)
+def test_without_a_reasoning_part_all_is_content(text, expected):
+    for ids in (single_bytes(text), ids_of(text)):
+        deltas = stream(BYTE_LEVEL, ids, stop=("dog", "\n\n"), reasoning=Reasoning("</think>", "<think>"))
+        assert joined(deltas) == expected
+        assert bool(deltas[-1].stop_string) == (expected != text)
+
+
+def test_a_special_token_stops_the_reasoning_too():
+    ids = [*ids_of("a dog"), END, *ids_of(" barks")]
+    deltas = stream(BYTE_LEVEL, ids, stop=("dog", "<|end|>"), reasoning=Reasoning("</think>"))
+    assert (joined(deltas), deltas[-1].stop_string) == ("a dog", "<|end|>")

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from typing import Any, Literal
 
 from configs.errors import ContextLengthExceeded, InvalidRequest, QueueFull, Unavailable
-from configs.sampling import SamplingParams
+from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
 from engine.input_processor import RenderedChat
 from engine.messages import CoreReady, Snapshot, StepStats, TokenLogprobs
 from engine.observer import Observer
@@ -134,6 +134,9 @@ class FakeEngine:
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         shown = [token_id for token_id in token_ids if token_id < 256 or not skip_special_tokens]
         return b"".join(map(self.tokenizer.token_bytes, shown)).decode(errors="replace")
+
+    async def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget:
+        return ThinkingBudget(max_tokens, tuple(end.encode()), closing=reasoning.closing, opening=reasoning.opening)
 
     async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
         return [0xF8, *prefix.encode(), 0xF9, *suffix.encode(), 0xFA]

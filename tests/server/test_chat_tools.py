@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from configs.sampling import ThinkingBudget
+from configs.sampling import Reasoning, ThinkingBudget
 from configs.settings import ServerConfig
 from server.app import create_app
 from tests.server.fake_engine import FakeEngine
@@ -289,13 +289,23 @@ def without_ids(choice: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(("prompt", "begin"), [("x<think>\n", ()), ("x", tuple(b"<think>"))])
+@pytest.mark.parametrize(("prompt", "opening"), [("x<think>\n", ""), ("x", "<think>")])
+@pytest.mark.parametrize(
+    ("written", "end"),
+    [
+        ("", "</think>"),
+        ("'</think>\\n\\n' + x", "</think>\n\n"),
+        ("'</think>\\n' + '</think>\\n\\n\\n'", "</think>\n\n"),
+    ],
+)
 async def test_a_thinking_budget_knows_the_markers(
-    client: httpx.AsyncClient, engine: FakeEngine, prompt: str, begin: tuple[int, ...]
+    client: httpx.AsyncClient, engine: FakeEngine, prompt: str, opening: str, written: str, end: str
 ) -> None:
-    says(engine, "hm</think>yes", THINKING)
+    says(engine, "hm</think>yes", THINKING + written)
     await answer(client, messages=[{"role": "user", "content": prompt}], thinking_token_budget=5)
-    assert engine.requests[0][2].thinking == ThinkingBudget(5, tuple(b"</think>"), begin)
+    params = engine.requests[0][2]
+    assert params.thinking == ThinkingBudget(5, tuple(end.encode()), closing="</think>", opening=opening)
+    assert params.reasoning == Reasoning("</think>", opening)
     says(engine, "yes")
     await answer(client, thinking_token_budget=5)
     await answer(client, thinking_token_budget=-1)
