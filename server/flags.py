@@ -1,9 +1,9 @@
 """Command-line flags made from the settings' fields, so that names, types and texts have one source."""
 
 import argparse
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
@@ -20,8 +20,8 @@ class Once(argparse.Action):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         values = self.const if self.nargs == 0 else values
-        earlier = getattr(namespace, self.dest, values)
-        if earlier != values:
+        earlier = getattr(namespace, self.dest, None)
+        if earlier not in (None, values):
             name = option_string or self.dest.upper()
             parser.error(f"{name} {values} contradicts {earlier}, which the command line also says")
         setattr(namespace, self.dest, values)
@@ -74,7 +74,8 @@ def add_setting_flags(parser: argparse.ArgumentParser, cls: type[SchedulerConfig
     Values stay texts: `configs/sources.py` checks them as it checks those of the other sources.
     """
     presets = ", ".join(preset_names())
-    parser.add_argument("--config", metavar="NAME|FILE", help=f"a TOML file of settings, or a preset ({presets})")
+    text = f"a TOML file of settings, or a preset ({presets})"
+    parser.add_argument("--config", metavar="NAME|FILE", action=Once, help=text)
     for field in msgspec.structs.fields(cls):
         if field.name == "model":
             continue
@@ -122,7 +123,7 @@ def given_settings(arguments: argparse.Namespace, cls: type[SchedulerConfig]) ->
     fields = {field.name for field in msgspec.structs.fields(cls)}
     given = {name: value for name, value in vars(arguments).items() if name in fields}
     served = given.get("served_model_name", [])
-    if "model" not in given and len(served) > 1 and Path(served[-1]).exists():
+    if "model" not in given and len(served) > 1 and os.path.exists(served[-1]):
         given |= {"served_model_name": served[:-1], "model": served[-1]}
     return given
 

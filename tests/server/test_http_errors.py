@@ -210,7 +210,7 @@ async def test_no_error_repeats_what_it_was_sent_at_length(engine: FakeEngine, p
                 answer = await client.post(path, json={**BODIES[path], name: value, "stream": stream})
                 refused += answer.status_code >= 400
                 assert answer.status_code < 500
-                assert len(answer.content) < 2000
+                assert answer.is_success or len(answer.content) < 2000
         assert refused > 4
         for method, url in [("GET", f"{path}/{LONG}"), ("POST", f"/{LONG}"), ("GET", f"/v1/requests/{LONG}")]:
             answer = await client.request(method, url)
