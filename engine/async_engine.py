@@ -239,9 +239,9 @@ class AsyncEngine:
                 yield batch
         finally:
             self._forget(mailbox, list(running), in_core=True)
-            is_abort = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
-            for _, processor, begun in running.values():
-                self.observer.ended(begun, "abort" if is_abort else "error", processor.num_output_tokens, None)
+            reason = "abort" if isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError) else "error"
+            for name, (_, processor, begun) in running.items():
+                self.observer.ended(begun, reason, processor.num_output_tokens + mailbox.untaken(name), None)
             if timer is not None:
                 timer.cancel()
 

@@ -53,6 +53,10 @@ class Mailbox:
         outputs, self._outputs = self._outputs, {}
         return list(outputs.values())
 
+    def untaken(self, request_id: str) -> int:
+        """How many tokens of a request lie here."""
+        return len(self._outputs[request_id].new_token_ids) if request_id in self._outputs else 0
+
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
             self._reader.set_result(None)

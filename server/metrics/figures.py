@@ -70,8 +70,12 @@ class Figures:
         self.finished[reason] += 1
         if choice.first_token is None and reason not in FAILED:
             self.num_prompt_tokens += choice.num_prompt_tokens  # of an embedding
-        if reason in FAILED:
-            return
+        if choice.is_counted:
+            self._note_sizes(choice)
+        if reason not in FAILED:
+            self._note_times(choice, now)
+
+    def _note_times(self, choice: Choice, now: float) -> None:
         _, queue, prefill, decode = choice.phases(now)
         self.e2e.observe(now - choice.received)
         self.queue.observe(queue)
@@ -79,6 +83,9 @@ class Figures:
         self.decode.observe(decode)
         self.inference.observe(prefill + decode)
         self.per_output_token.observe(choice.time_per_output_token)
+
+    def _note_sizes(self, choice: Choice) -> None:
+        """Their sums are what the counters of tokens count, once nothing runs."""
         self.prompt_tokens.observe(choice.num_prompt_tokens)
         self.computed_tokens.observe(choice.num_prompt_tokens - choice.num_cached_tokens)
         self.output_tokens.observe(choice.num_output_tokens)
@@ -91,6 +98,6 @@ class Figures:
         self.http[record.method, record.route, str(record.status)] += 1
         for start in range(0, len(record.choices), record.n):
             choices = record.choices[start : start + record.n]
-            if all(choice.finish_reason not in FAILED for choice in choices):
+            if any(choice.is_counted for choice in choices):
                 self.choices.observe(record.n)
                 self.most_output_tokens.observe(max(choice.num_output_tokens for choice in choices))

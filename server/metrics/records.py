@@ -81,6 +81,11 @@ class Choice:
         return Phases(self.queued - self.received, admitted - self.queued, first - admitted, end - first)
 
     @property
+    def is_counted(self) -> bool:
+        """Of one that has ended: whether its tokens are; not where it failed before its prompt was computed."""
+        return self.first_token is not None or self.finish_reason not in FAILED
+
+    @property
     def time_per_output_token(self) -> float:
         """Mean seconds between two tokens; 0 where there were no two."""
         if self.first_token is None or self.last_token is None or self.num_output_tokens < 2:

@@ -123,6 +123,36 @@ def test_numbers_agree_with_each_other_and_with_the_answers(server: LiveServer) 
     assert any("--kv-cache-tokens" in sentence for sentence in said)
 
 
+def check_sums(server: LiveServer, num_aborted: int) -> None:
+    """Counters and histograms of tokens agree; histograms hold choices that were aborted or not."""
+    end = time.monotonic() + 10
+    while True:
+        families = text_string_to_metric_families(httpx.get(f"{server.url}/metrics", timeout=30).text)
+        [success] = [family for family in families if family.name == "vllm:request_success"]
+        of_each = {sample.labels["finished_reason"]: sample.value for sample in success.samples}
+        if of_each["abort"] >= num_aborted:
+            break
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    values = settled(server)
+    for kind in ("prompt", "generation"):
+        assert values[f"vllm:{kind}_tokens_total"] == values[f"vllm:request_{kind}_tokens_sum"]
+    assert values["vllm:request_prompt_tokens_count"] == sum(of_each.values())
+    assert values["vllm:e2e_request_latency_seconds_count"] == sum(of_each.values()) - of_each["abort"]
+
+
+def test_tokens_of_clients_that_leave_are_counted_in_counters_and_histograms_alike(server: LiveServer) -> None:
+    fields: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 150, "ignore_eos": True, "stream": True}
+    for index, (more, num_lines) in enumerate(
+        [({}, 2), ({"stream_interval": 50}, 2), ({}, 20), ({"stream_interval": 9}, 6)]
+    ):
+        with httpx.stream("POST", f"{server.url}/v1/completions", json={**fields, **more}, timeout=60) as answer:
+            lines = answer.iter_lines()
+            assert all(next(lines) is not None for _ in range(num_lines))
+            time.sleep(0.3)
+        check_sums(server, index + 1)
+
+
 def test_a_stop_string_ends_a_timeline_as_the_engine_would_have(server: LiveServer) -> None:
     text = complete(server, 1).json()["choices"][0]["text"]
     fields = {"prompt": f"{PROMPT} 1", "max_tokens": NUM_TOKENS, "temperature": 0, "stop": [text[40:44]]}

@@ -169,7 +169,10 @@ def test_a_choice_is_counted_by_its_timeline() -> None:
 def test_what_did_not_succeed_has_no_times(reason: str) -> None:
     figures = ended(reason, Timeline(queued=5.0, admitted=9.0), tokens=2)
     assert figures.finished[reason] == 1
-    assert figures.e2e.buckets()[-1] == ("+Inf", 0)
+    for name in ("e2e", "queue", "prefill", "decode", "inference", "per_output_token"):
+        assert getattr(figures, name).buckets()[-1] == ("+Inf", 0)
+    assert figures.prompt_tokens.sum == figures.num_prompt_tokens == 7
+    assert figures.output_tokens.sum == figures.num_output_tokens == 2
 
 
 def test_whoever_ends_in_the_queue_has_waited_and_nothing_else() -> None:
