@@ -70,8 +70,10 @@ build/prometheus/usr/bin/prometheus:
 test-slow: .venv/installed-dev $(CHECKPOINT)
 	$(BIN)/python -m pytest -m slow
 
-# clients that people use, in an environment of their own (2.6 GB); VLLM_PYTHON=path/to/python adds vLLM's benchmark
-test-clients: .venv-clients/installed $(CHECKPOINT)
+# clients that people use, in an environment of their own (2.6 GB), those in JavaScript where npm is there (Node.js 20);
+# VLLM_PYTHON=path/to/python adds vLLM's benchmark
+JS_CLIENTS := $(if $(shell command -v npm),tests/clients/js/node_modules/installed)
+test-clients: .venv-clients/installed $(JS_CLIENTS) $(CHECKPOINT)
 	.venv-clients/bin/python -m pytest -c tests/clients/pytest.ini tests/clients
 
 .venv-clients/installed: tests/clients/requirements.txt | .venv/installed
@@ -79,6 +81,10 @@ test-clients: .venv-clients/installed $(CHECKPOINT)
 	@test -x .venv-clients/bin/python || $(BIN)/python -m venv .venv-clients
 	@.venv-clients/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
 	@.venv-clients/bin/pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
+tests/clients/js/node_modules/installed: tests/clients/js/package.json
+	npm install --prefix tests/clients/js --no-package-lock --no-audit --no-fund --silent
 	@touch $@
 
 # the C++ kernels under AddressSanitizer and UndefinedBehaviorSanitizer

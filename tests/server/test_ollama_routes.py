@@ -600,6 +600,60 @@ async def test_without_a_text_nothing_is_embedded(client: httpx.AsyncClient, pat
         assert (response.status_code, field in response.json()["error"]) == (400, True)
 
 
+OPEN_WEBUI: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/api/chat",
+        {
+            "model": "fake:latest",
+            "messages": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi", "images": []}],
+            "options": {
+                "mirostat": 0,
+                "mirostat_eta": 0.1,
+                "mirostat_tau": 5.0,
+                "tfs_z": 1,
+                "num_ctx": 32768,
+                "num_batch": 512,
+                "num_keep": 24,
+                "num_predict": 128,
+                "repeat_last_n": 64,
+                "repeat_penalty": 1.1,
+                "temperature": 0.8,
+                "top_k": 40,
+                "top_p": 0.9,
+                "min_p": 0,
+                "seed": 1,
+                "stop": ["<|eot_id|>"],
+                "use_mmap": True,
+                "use_mlock": False,
+                "num_thread": 2,
+                "num_gpu": 1,
+                "think": True,
+            },
+            "stream": True,
+            "think": False,
+            "format": None,
+            "keep_alive": "5m",
+            "tools": [],
+        },
+    ),
+    ("/api/chat", {"model": "fake", "messages": [{"role": "user", "content": "Title?"}], "stream": False}),
+    ("/api/generate", {"model": "fake", "prompt": "", "keep_alive": 0}),
+    ("/api/embed", {"input": ["hi", "h"], "model": "fake", "truncate": True}),
+    ("/api/embed", {"input": "hi", "model": "fake:latest"}),
+    ("/api/embeddings", {"model": "fake", "prompt": "hi"}),
+    ("/api/pull", {"name": "fake", "model": "fake"}),
+    ("/api/show", {"name": "fake", "model": "fake"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), OPEN_WEBUI, ids=lambda value: value if isinstance(value, str) else "")
+async def test_what_open_webui_sends_is_answered(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+    headers = {"content-type": "application/json", "authorization": "Bearer "}
+    response = await client.post(path, json=body, headers=headers)
+    assert response.status_code == 200, response.text
+    assert all("error" not in json.loads(line) for line in response.text.splitlines())
+
+
 async def test_the_served_model_is_pulled_already(client: httpx.AsyncClient) -> None:
     for name in ("fake", "fake:latest"):
         whole = await client.post("/api/pull", json={"model": name, "stream": False})
