@@ -1,5 +1,6 @@
 """Log-probabilities in OpenAI's two shapes, and vLLM's for prompts."""
 
+import codecs
 from collections.abc import Callable, Sequence
 
 from engine.messages import TokenLogprobs
@@ -12,39 +13,70 @@ LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
 
 Spelling = Callable[[int], str]
+_spelling_by_id: Spelling = "token_id:{}".format
 
 
 def spelling(tokenizer: TokenizerFace, as_token_ids: bool | None) -> Spelling:
     """How answers write a token: its text, or `token_id:7`."""
     if as_token_ids:
-        return "token_id:{}".format
+        return _spelling_by_id
     return lambda token_id: _text(tokenizer.token_bytes(token_id))
 
 
-def completion_logprobs(spell: Spelling, positions: Sequence[TokenLogprobs], first_offset: int) -> CompletionLogprobs:
-    """`first_offset`: characters before the first of `positions`. The chosen token is among the top ones."""
-    result = CompletionLogprobs([], [], [], [])
-    offset = first_offset
-    for position in positions:
-        text = spell(position.token_id)
+class CompletionTokens:
+    """How /v1/completions writes the tokens of one choice, and where each of them begins in its text."""
+
+    def __init__(self, tokenizer: TokenizerFace, as_token_ids: bool | None = None) -> None:
+        self._bytes_of = tokenizer.token_bytes
+        self._spell = _spelling_by_id if as_token_ids else self._text_or_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0
+
+    def logprobs(self, positions: Sequence[TokenLogprobs]) -> CompletionLogprobs:
+        """Of the tokens that come next. The chosen token is among the top ones."""
+        result = CompletionLogprobs([], [], [], [])
+        for position in positions:
+            result.tokens.append(self._spell(position.token_id))
+            result.token_logprobs.append(max(LOWEST, position.logprob))
+            result.top_logprobs.append(self._top(position))
+            result.text_offset.append(self._begin(position.token_id))
+        return result
+
+    def echoed(
+        self, prompt_token_ids: Sequence[int], positions: Sequence[TokenLogprobs], count: int
+    ) -> CompletionLogprobs:
+        """Of a prompt: nothing predicts its first token, `positions` are those of the others with `count` top ones."""
+        token_id = prompt_token_ids[0]
+        first = CompletionLogprobs([self._spell(token_id)], [None], [None], [self._begin(token_id)])
+        rest = [TokenLogprobs(one.token_id, one.logprob, one.top[:count]) for one in positions]
+        return first.joined(self.logprobs(rest))
+
+    def _top(self, position: TokenLogprobs) -> dict[str, float]:
+        """Likeliest first, each id once. Of ids with one spelling the chosen or else the likeliest has it."""
+        logprobs = dict(position.top)
+        logprobs.setdefault(position.token_id, position.logprob)
+        chosen = self._spell(position.token_id)
         top: dict[str, float] = {}
-        for token_id, logprob in [*position.top, (position.token_id, position.logprob)]:
-            top.setdefault(spell(token_id), max(LOWEST, logprob))
-        result.tokens.append(text)
-        result.token_logprobs.append(max(LOWEST, position.logprob))
-        result.top_logprobs.append(top)
-        result.text_offset.append(offset)
-        offset += len(text)
-    return result
+        for token_id, logprob in logprobs.items():
+            name = self._spell(token_id)
+            if token_id != position.token_id and (name == chosen or name in top):
+                name = _spelling_by_id(token_id)
+            top[name] = max(LOWEST, logprob)
+        return top
 
+    def _text_or_bytes(self, token_id: int) -> str:
+        """As OpenAI writes pieces of characters, which are no text: `bytes:\\xe2\\x80`."""
+        data = self._bytes_of(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-def echoed_logprobs(
-    spell: Spelling, prompt_token_ids: Sequence[int], positions: Sequence[TokenLogprobs], count: int
-) -> CompletionLogprobs:
-    """Of a prompt's tokens: nothing predicts the first, `positions` are those of the others with `count` top ones."""
-    first = CompletionLogprobs([spell(prompt_token_ids[0])], [None], [None], [0])
-    rest = [TokenLogprobs(one.token_id, one.logprob, one.top[:count]) for one in positions]
-    return first.joined(completion_logprobs(spell, rest, 0))
+    def _begin(self, token_id: int) -> int:
+        """Characters that were complete before the token."""
+        begin = self._offset
+        self._offset += len(self._decoder.decode(self._bytes_of(token_id)))
+        return begin
 
 
 def prompt_logprobs(tokenizer: TokenizerFace, positions: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:

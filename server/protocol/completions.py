@@ -23,20 +23,20 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     """Four lists with one entry per token: those of the prompt too, with `echo`."""
 
     tokens: list[str]
+    """Texts; `bytes:\\xe2\\x80` for a part of a character."""
     token_logprobs: list[float | None]
     """Null for the first token of an echoed prompt, which nothing predicts."""
     top_logprobs: list[dict[str, float] | None]
+    """By what `tokens` has; where ids share a text, the chosen or the likeliest has it, others are `token_id:7`."""
     text_offset: list[int]
-    """Where the token begins, in characters; the first token of the text begins at 0."""
+    """Characters that are complete before the token; the first token of the text begins at 0."""
 
     def joined(self, later: "CompletionLogprobs") -> "CompletionLogprobs":
-        """Both, the later one's offsets counted from the end of this."""
-        end = self.text_offset[-1] + len(self.tokens[-1])
         return CompletionLogprobs(
             self.tokens + later.tokens,
             self.token_logprobs + later.token_logprobs,
             self.top_logprobs + later.top_logprobs,
-            self.text_offset + [end + offset for offset in later.text_offset],
+            self.text_offset + later.text_offset,
         )
 
 

@@ -13,7 +13,7 @@ from server.convert.completions import completion_prompts
 from server.convert.sampling import beam_length_penalty
 from server.convert.structured import field_names
 from server.generation import Generation, Prompt
-from server.logprobs import completion_logprobs, echoed_logprobs, prompt_logprobs, spelling
+from server.logprobs import CompletionTokens, prompt_logprobs
 from server.parsing import BodyParser, ignored_header
 from server.protocol.common import PromptLogprobs
 from server.protocol.completions import CompletionChoice, CompletionLogprobs, CompletionRequest
@@ -57,9 +57,8 @@ class CompletionRenderer:
         self.generation = generation
         self.body = body
         self.tokenizer = generation.serving.engine.tokenizer
-        self.spell = spelling(self.tokenizer, body.return_tokens_as_token_ids)
-        self.offsets: dict[int, int] = {}
-        """Characters of the tokens that were sent, per choice."""
+        self.tokens: dict[int, CompletionTokens] = {}
+        """Of each choice, as far as they were sent."""
         self.begins_with_prompt = bool(body.echo or body.return_token_ids or body.prompt_logprobs is not None)
         self.begun: set[int] = set()
         """Choices whose prompt was sent."""
@@ -118,13 +117,13 @@ class CompletionRenderer:
         count = self.body.logprobs
         if count is None:
             return None
-        rendered = completion_logprobs(self.spell, output.logprobs or [], self.offsets.get(index, 0))
+        tokens = self.tokens.get(index)
+        if tokens is None:
+            tokens = self.tokens[index] = CompletionTokens(self.tokenizer, self.body.return_tokens_as_token_ids)
         if begins and self.body.echo:
-            ids = self._prompt(index).token_ids
-            rendered = echoed_logprobs(self.spell, ids, output.prompt_logprobs or [], count).joined(rendered)
-        if rendered.tokens:
-            self.offsets[index] = rendered.text_offset[-1] + len(rendered.tokens[-1])
-        return rendered
+            echoed = tokens.echoed(self._prompt(index).token_ids, output.prompt_logprobs or [], count)
+            return echoed.joined(tokens.logprobs(output.logprobs or []))
+        return tokens.logprobs(output.logprobs or [])
 
 
 def best_of(outputs: list[CompletionOutput], generated: int, kept: int) -> list[CompletionOutput]:

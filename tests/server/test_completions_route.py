@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from configs.errors import RequestFailed
-from tests.server.fake_engine import BOS, FakeEngine
+from engine.messages import TokenLogprobs
+from tests.server.fake_engine import BOS, EOS, FakeEngine
 
 PATH = "/v1/completions"
 
@@ -74,10 +75,63 @@ async def test_logprobs(client: httpx.AsyncClient) -> None:
     assert logprobs == {
         "tokens": ["<", "a"],
         "token_logprobs": [-0.5, -0.5],
-        "top_logprobs": [{"<": -0.5, "\ufffd": -9999.0}, {"a": -0.5, "\ufffd": -9999.0}],
+        "top_logprobs": [{"<": -0.5, "bytes:\\x80": -9999.0}, {"a": -0.5, "bytes:\\x80": -9999.0}],
         "text_offset": [0, 1],
     }
     assert (await complete(client, logprobs=0))["choices"][0]["logprobs"]["top_logprobs"][0] == {"<": -0.5}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "top", "expected"),
+    [
+        (0xE2, [0x80, 0xE2, 0x99], {"bytes:\\x80": -1.0, "bytes:\\xe2": -2.0, "bytes:\\x99": -3.0}),
+        (65, [66, 65], {"B": -1.0, "A": -2.0}),
+        (65, [66], {"B": -1.0, "A": -9.0}),
+        (300, [65, 300], {"token_id:65": -1.0, "A": -2.0}),  # one text, two ids
+        (65, [300, 66], {"token_id:300": -1.0, "B": -2.0, "A": -9.0}),
+        (66, [300, 65], {"A": -1.0, "token_id:65": -2.0, "B": -9.0}),
+        (301, [302, 301, EOS], {"token_id:302": -1.0, "": -2.0, "<end>": -3.0}),  # no text at all
+        (66, [0xE2, 303, 66], {"bytes:\\xe2": -1.0, "token_id:303": -2.0, "B": -3.0}),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_tokens_that_share_a_text_are_told_apart(
+    client: httpx.AsyncClient,
+    engine: FakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    chosen: int,
+    top: list[int],
+    expected: dict[str, float],
+    streamed: bool,
+) -> None:
+    texts = {300: b"A", 301: b"", 302: b"", 303: b"\xe2"}
+    plain = engine.tokenizer.token_bytes
+    monkeypatch.setattr(engine.tokenizer, "token_bytes", lambda one: texts[one] if one in texts else plain(one))
+    pairs = [(token_id, -float(place)) for place, token_id in enumerate(top, start=1)]
+    position = TokenLogprobs(chosen, dict(pairs).get(chosen, -9.0), pairs)
+    monkeypatch.setattr(engine, "_logprobs", lambda letter, params: [position])
+    fields = {"logprobs": len(top), "max_tokens": 2}
+    if streamed:
+        found = [chunk["choices"][0]["logprobs"] for chunk in await stream(client, **fields)][:2]
+        logprobs = {name: found[0][name] + found[1][name] for name in found[0]}
+    else:
+        logprobs = (await complete(client, **fields))["choices"][0]["logprobs"]
+    assert logprobs["top_logprobs"] == [expected] * 2
+    assert len(expected) == len({chosen, *top})
+    columns = (logprobs[name] for name in ("tokens", "token_logprobs", "top_logprobs"))
+    for token, logprob, one in zip(*columns, strict=True):
+        assert one[token] == logprob == position.logprob
+
+
+async def test_offsets_count_the_characters_that_are_complete(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = iter([*"aé€b".encode(), 99])
+    monkeypatch.setattr(engine, "_logprobs", lambda letter, params: [TokenLogprobs(next(ids), -1.0, [])])
+    engine.script = lambda prompt, params: "x" * 7
+    logprobs = (await complete(client, prompt=[0xC3, 0xA9, 97], echo=True, logprobs=0))["choices"][0]["logprobs"]
+    assert logprobs["tokens"][:5] == ["bytes:\\xc3", "bytes:\\xa9", "a", "a", "bytes:\\xc3"]
+    assert logprobs["text_offset"] == [0, 0, 1, 2, 3, 3, 4, 4, 4, 5, 6]
 
 
 @pytest.mark.parametrize("prompts", [["a", "bc", "def", ""], [[97], [98, 99], [100, 101, 102], [BOS]]])
