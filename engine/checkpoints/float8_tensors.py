@@ -8,30 +8,32 @@ Scales of activations are left out: activations are not rounded, or by scales of
 
 import math
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 from configs.errors import CheckpointError
 
 from .checkpoint import Scale, StoredTensor
+from .values import MAX_SIZE, Values, named
 
 METHODS = ("fp8", "compressed-tensors")
 KIND = "F8_E4M3"
 
 
-def check_quantization(quantization: dict[str, Any], file: Path) -> None:
+def check_quantization(quantization: Values) -> None:
     """`quantization` is quantization_config of config.json. Raises CheckpointError unless it means float8."""
-    method = quantization.get("quant_method", "unknown")
-    weights = [group.get("weights") or {} for group in quantization.get("config_groups", {}).values()]
-    kinds = [f"{weight.get('type', '?')}{weight.get('num_bits', '?')}" for weight in weights]
+    method = named(quantization.get("quant_method", "unknown"))
+    groups = quantization.mapping("config_groups")
+    weights = [Values(quantization.file, Values(quantization.file, groups).mapping(name)) for name in groups]
+    weights = [Values(quantization.file, group.mapping("weights")) for group in weights]
+    kinds = [f"{named(weight.get('type', '?'))}{named(weight.get('num_bits', '?'))}" for weight in weights]
     if method not in METHODS or any(kind != "float8" for kind in kinds):
         found = ", ".join([method, *kinds])
         raise CheckpointError(
-            f"{file}: quantization_config ({found}) is not supported; float8 is, and for other quantised weights GGUF"
+            f"{quantization.file}: quantization_config ({found}) is not supported; float8 is, and for other quantised "
+            "weights GGUF"
         )
 
 
-def with_scales(tensors: dict[str, StoredTensor], quantization: dict[str, Any]) -> dict[str, StoredTensor]:
+def with_scales(tensors: dict[str, StoredTensor], quantization: Values) -> dict[str, StoredTensor]:
     """`tensors` with the scales in the weights that they belong to. Raises CheckpointError where one does not fit."""
     scaled = {name: tensor for name, tensor in tensors.items() if tensor.dtype == KIND}
     found = dict(tensors)
@@ -45,14 +47,14 @@ def with_scales(tensors: dict[str, StoredTensor], quantization: dict[str, Any]) 
     return found
 
 
-def _scale(tensor: StoredTensor, scale: StoredTensor, quantization: dict[str, Any]) -> Scale:
+def _scale(tensor: StoredTensor, scale: StoredTensor, quantization: Values) -> Scale:
     rows, columns = tensor.shape
     blocks = {(1, 1): (rows, columns), (rows, 1): (1, columns)}
-    size = quantization.get("weight_block_size")
-    if isinstance(size, list) and len(size) == 2:
-        blocks[-(-rows // size[0]), -(-columns // size[1])] = (size[0], size[1])
+    if "weight_block_size" in quantization:
+        high, wide = map(int, quantization.numbers("weight_block_size", 2, least=1, most=MAX_SIZE))
+        blocks[-(-rows // high), -(-columns // wide)] = (high, wide)
     shape = scale.shape if len(scale.shape) == 2 else (math.prod(scale.shape), 1)
-    if shape not in blocks or scale.dtype == KIND:
+    if shape not in blocks or scale.dtype == KIND or scale.read is None:
         raise CheckpointError(
             f"{scale.file}: tensor {scale.name} of shape {list(scale.shape)} does not fit a weight of {rows} rows and "
             f"{columns} columns"

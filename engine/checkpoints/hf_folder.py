@@ -34,9 +34,10 @@ def open_hf_folder(folder: Path) -> Checkpoint:
     if not config_file.is_file():
         raise CheckpointError(f"{folder}: no config.json" + _gguf_hint(folder))
     raw_config = read_object(config_file)
-    quantization = Values(config_file, raw_config).mapping("quantization_config")
-    if quantization:
-        check_quantization(quantization, config_file)
+    raw_quantization = Values(config_file, raw_config).mapping("quantization_config")
+    quantization = Values(config_file, raw_quantization, "quantization_config.")
+    if raw_quantization:
+        check_quantization(quantization)
     tensors, has_head = _with_prefix(_read_tensors(folder))
     tensors = with_scales(tensors, quantization)
     largest = max(tensors.values(), key=lambda tensor: tensor.num_bytes, default=None)
@@ -129,7 +130,7 @@ def _read_generation_config(file: Path) -> tuple[dict[str, Any], list[str]]:
             continue
         try:
             found[name] = getattr(msgspec.convert({name: found[name]}, SamplingParams), name)
-        except (msgspec.ValidationError, InvalidRequest):
+        except (msgspec.ValidationError, InvalidRequest, ValueError):
             notes.append(f"{file}: {name} {shown(found.pop(name))} is out of range and passed over")
     return found, notes
 

@@ -55,7 +55,7 @@ def _added_tokens(config: dict[str, Any], named: dict[str, str]) -> list[AddedTo
     entries = [*(config[name] for name in named), *extra]
     special = {text: entry for entry in entries if (text := _content(entry))}
     declared = config.get("added_tokens_decoder") or {}
-    known = [declared[key] for key in sorted(declared, key=int)]
+    known = [entry for _, entry in sorted(declared.items(), key=lambda item: int(item[0]))]
     added = {
         entry["content"]: _added_token(entry, special=entry.get("special", False) or entry["content"] in special)
         for entry in known
