@@ -4,20 +4,19 @@ import asyncio
 import itertools
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from configs.errors import DeadlinePassed, InvalidRequest, Unavailable
-from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
+from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 
 from .admission import WaitingRoom
+from .async_inputs import AsyncInputs
 from .beam_search import beam_search
-from .checkpoints import Checkpoint
 from .core_client import CORE
-from .input_processor import InputProcessor, RenderedChat
+from .input_processor import InputProcessor
 from .messages import AbortRequests, AddRequest, CoreReady, Snapshot, StepStats, TokenLogprobs, TokenOutput
 from .observer import Observer
 from .output_mailbox import Mailbox
@@ -25,30 +24,24 @@ from .output_processor import OutputProcessor
 from .outputs import CompletionOutput, OutputBatch, RequestOutput
 from .supervisor import EngineHealth, Supervision, Supervisor
 from .text.detokenizer import Detokenizer
-from .text.tokenizer import Tokenizer
 
-Result = TypeVar("Result")
-
-_LONG_TEXT = 2000
-"""Characters; shorter texts are encoded on the event loop, in less time than a change of threads takes."""
 _GRACE = 0.5
 """Seconds behind a deadline after which a request ends though the core has not said so."""
 
 
-class AsyncEngine:
+class AsyncEngine(AsyncInputs):
     """Many requests at once, each an async generator over one mailbox; one core process, which is replaced when it
     ends if `supervision` says so. What runs then fails; everything on this side goes on."""
 
     def __init__(self, supervisor: Supervisor, inputs: InputProcessor, waiting_room: WaitingRoom) -> None:
+        super().__init__(inputs)
         self._supervisor = supervisor
-        self._inputs = inputs
         self._waiting_room = waiting_room
         self._waiting_for_core = waiting_room.another()
         """Those that wait for a core that is being started, or is frozen."""
         self._mailboxes: dict[str, Mailbox] = {}
         self._leaving: set[str] = set()
         """Ids of aborted requests of which the core may still send something."""
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="octavo-text")
         self.observer = Observer()
         supervisor.on_outputs = self._deliver
         supervisor.on_end = self.end_all
@@ -84,19 +77,6 @@ class AsyncEngine:
         return self._supervisor.info
 
     @property
-    def tokenizer(self) -> Tokenizer:
-        return self._inputs.tokenizer
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self._inputs.checkpoint
-
-    @property
-    def default_sampling(self) -> dict[str, Any]:
-        """Fields of `SamplingParams` for requests that leave them out, from the checkpoint's generation config."""
-        return self._inputs.default_sampling
-
-    @property
     def is_dead(self) -> bool:
         """True once there is no core process and will not be one; every request fails from then on."""
         return self._supervisor.is_dead
@@ -130,41 +110,6 @@ class AsyncEngine:
     def check_room(self, num_requests: int, num_tokens: int, priority: int = 0) -> None:
         """Raise `QueueFull` if requests of so many tokens cannot wait for their turn now."""
         self._waiting_room.check(num_requests, num_tokens, priority)
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; a long one does not hold up other requests."""
-        if len(text) < _LONG_TEXT:
-            return self._inputs.encode(text, add_special_tokens=add_special_tokens)
-        return await self._in_thread(lambda: self._inputs.encode(text, add_special_tokens=add_special_tokens))
-
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """See `Tokenizer.decode`."""
-        return await self._in_thread(lambda: self.tokenizer.decode(token_ids, skip_special_tokens))
-
-    @property
-    def chat_template(self) -> str | None:
-        """Source of the chat template in use."""
-        return self._inputs.chat_template
-
-    @property
-    def tool_template(self) -> str | None:
-        return self._inputs.tool_template
-
-    async def render_chat(self, messages: Sequence[dict[str, Any]], /, **kwargs: Any) -> RenderedChat:
-        """See `InputProcessor.render_chat`."""
-        return await self._in_thread(lambda: self._inputs.render_chat(messages, **kwargs))
-
-    async def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget:
-        """See `InputProcessor.thinking_budget`."""
-        return await self._in_thread(lambda: self._inputs.thinking_budget(max_tokens, reasoning, end))
-
-    async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
-        """See `InputProcessor.encode_infill`."""
-        return await self._in_thread(lambda: self._inputs.encode_infill(prefix, suffix))
-
-    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        """Raise `InvalidRequest` or `ContextLengthExceeded` for what the core could not answer."""
-        self._inputs.validate(prompt_token_ids, params, self.info)
 
     async def generate(
         self,
@@ -326,7 +271,7 @@ class AsyncEngine:
 
     async def shutdown(self) -> None:
         """End the core process; requests that still run fail with `EngineDead`."""
-        self._threads.shutdown(wait=False)
+        self.close_threads()
         await self._supervisor.close("the engine has been shut down")
 
     def _request(
@@ -395,6 +340,3 @@ class AsyncEngine:
         self._waiting_room.clear()
         for mailbox in mailboxes.values():
             mailbox.die(error)
-
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)

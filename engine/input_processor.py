@@ -37,6 +37,7 @@ class InputProcessor:
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises `UsageError` for a checkpoint or chat template that cannot be used."""
+        self.model = config.model
         self.checkpoint = open_checkpoint(locate_model(config.model))
         self.tokenizer = load_tokenizer(self.checkpoint)
         if config.chat_template is not None:
@@ -58,17 +59,21 @@ class InputProcessor:
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
 
-    def render_chat(
+    def render_chat(self, messages: Sequence[dict[str, Any]], /, **kwargs: Any) -> RenderedChat:
+        """See `render`; the text and its token ids."""
+        text = self.render(messages, **kwargs)
+        return RenderedChat(text, self.tokenizer.encode(text, False))
+
+    def render(
         self, messages: Sequence[dict[str, Any]], /, *, chat_template: str | None = None, **template_kwargs: Any
-    ) -> RenderedChat:
+    ) -> str:
         """The chat as the template renders it, or `chat_template` instead; it writes the special tokens itself.
 
         Raises `InvalidRequest` when there is no template, or it refuses.
         """
         own = self._tool_template if template_kwargs.get("tools") else self._chat_template
         template = own if chat_template is None else self._template_of(chat_template)
-        text = template.render(messages, **template_kwargs)
-        return RenderedChat(text, self.tokenizer.encode(text, False))
+        return template.render(messages, **template_kwargs)
 
     @property
     def chat_template(self) -> str | None:
@@ -116,6 +121,16 @@ class InputProcessor:
 
     def _encode_words(self, words: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
         return tuple({ids: None for word in words for ids in sorted(word_tokens(self.tokenizer, word))})
+
+    def check_length(self, text: str, info: CoreReady) -> None:
+        """Raise `ContextLengthExceeded` for a prompt that has too many characters to fit, however it is encoded."""
+        most = min(info.max_model_len, info.kv_cache_tokens + 1)
+        if len(text) > most and (least := self.tokenizer.bound.least_tokens(text)) > most:
+            raise ContextLengthExceeded(
+                f"the prompt is too long: its {len(text)} characters are at least {least} tokens; "
+                f"this model's maximum context length is {most} tokens",
+                param="prompt",
+            )
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams, info: CoreReady) -> None:
         """Raise `InvalidRequest` or `ContextLengthExceeded` for what the core could not answer.

@@ -1,5 +1,7 @@
 """The HTTP application: routes around an engine, and errors as answers."""
 
+import asyncio
+
 from starlette.datastructures import State
 from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Router
@@ -36,6 +38,12 @@ class Application:
                 record.status = response.status_code
             except ClientDisconnect:  # with half its request sent
                 return
+            except asyncio.CancelledError:  # at the server's end, with half its request read or prepared
+                if record.status or self.state.serving.drained_by is None:
+                    raise
+                error = self.state.serving.shutting_down()
+                response = error_response(Request(scope), error)
+                ledger.note_error(record, error, response.status_code)
             except Exception as error:
                 response = error_response(Request(scope), error)
                 ledger.note_error(record, error, response.status_code)

@@ -101,7 +101,7 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
         raise InvalidRequest(f"a request may have {MAX_TOOLS} tools; got {len(chat.tools)}", param="tools")
     names = {"structured": "tools", **chat.field_names}
     with naming(names):
-        rendered = await render(serving, chat)
+        rendered = await render(serving, chat, must_fit=chat.truncate_prompt_tokens is None)
         reading = _Reading.of(chat, _offered_tools(chat), _style_of(serving, chat), rendered.text)
         prompt = await _prompt(serving, chat, reading, rendered)
     generation = Generation(
@@ -138,13 +138,13 @@ async def _prompt(serving: Serving, chat: Chat, reading: "_Reading", rendered: R
     return Prompt(token_ids, params)
 
 
-async def render(serving: Serving, chat: Chat) -> RenderedChat:
-    """The prompt. Raises `InvalidRequest` in the template's own words where it refuses."""
+async def render(serving: Serving, chat: Chat, *, must_fit: bool = False) -> RenderedChat:
+    """The prompt. Raises `InvalidRequest` in the template's own words where it refuses; see `AsyncInputs.encode`."""
     style, tools = _style_of(serving, chat), _offered_tools(chat)
     given = {"tools": tools if style.knows_tools else None, "chat_template": chat.chat_template}
     kwargs = {name: value for name, value in given.items() if value}
     messages = style.messages(chat.messages, tools)
-    return await serving.engine.render_chat(messages, **kwargs, **chat.template_kwargs)
+    return await serving.engine.render_chat(messages, must_fit, **kwargs, **chat.template_kwargs)
 
 
 def _behind(prefix: list[int], rendered: RenderedChat, engine: EngineFace) -> list[int]:

@@ -4,7 +4,6 @@ Large bodies are parsed off the event loop; since the parser holds the interpret
 bounded before any object is made, so that other streams never stall for long.
 """
 
-import asyncio
 import re
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -14,15 +13,16 @@ from starlette.requests import Request
 
 from configs.errors import InvalidRequest, RequestError, shown
 from configs.settings import ServerConfig
+from server.preparation import SMALL_BYTES, Preparation
 from server.protocol.common import RequestBody
 from server.protocol.unsupported import asks_for_nothing, check_unsupported
+from server.serving import serving_of
 
-INLINE_BYTES = 64 * 2**10
-"""Bodies up to this size are parsed on the event loop: faster than a thread."""
-MAX_CONTAINERS = 250_000
-"""Arrays and objects in one body. Each costs about 0.25 µs; text holds fewer brackets than tokens."""
-MAX_VALUES = 4_000_000
-"""Commas in one body, and so elements of lists: about 20 ns each; no context has as many token ids."""
+MAX_VALUES = 1_000_000
+"""Values in one body; each takes some 50 ns. Arrays, objects and keys take as long as `_SLOW` values."""
+_SLOW = 5
+_PIECE = 2**18
+"""Bytes; the interpreter's lock is held for milliseconds while values are counted in so many."""
 
 _QUOTED = re.compile(r"""^(Invalid (?:enum )?value )(['"])(.*)\2(?= - at `[^`]*`$|$)""", re.DOTALL)
 
@@ -57,16 +57,17 @@ class BodyParser(Generic[Body]):
 
     async def parse(self, request: Request) -> Parsed[Body]:
         """Raises `InvalidRequest`, or `BodyTooLarge` without reading the rest."""
-        data = await self._read(request)
-        if len(data) <= INLINE_BYTES:
-            return self.decode(data)
-        return await asyncio.get_running_loop().run_in_executor(None, self.decode, data)
+        preparation = serving_of(request).preparation
+        data = await self._read(request, preparation)
 
-    def decode(self, data: bytes) -> Parsed[Body]:
-        if data.count(b"[") + data.count(b"{") > MAX_CONTAINERS:
-            raise InvalidRequest(f"the body holds more than {MAX_CONTAINERS} arrays and objects")
-        if data.count(b",") > MAX_VALUES:
-            raise InvalidRequest(f"the body holds more than {MAX_VALUES} values")
+        async def decoded() -> Parsed[Body]:
+            return self.decode(data)
+
+        return await preparation.run(request, decoded)
+
+    def decode(self, data: bytes | bytearray) -> Parsed[Body]:
+        if len(data) > SMALL_BYTES:
+            check_number_of_values(data)
         try:
             raw = self.fields.decode(data)
             looked_at = {name: _plain(raw[name]) for name in raw if name in self.looked_at}
@@ -87,7 +88,7 @@ class BodyParser(Generic[Body]):
         ignored += sorted(name for name in hints if not asks_for_nothing(self.body_type.hints, name, looked_at[name]))
         return Parsed(body, ignored)
 
-    async def _read(self, request: Request) -> bytes:
+    async def _read(self, request: Request, preparation: Preparation) -> bytearray:
         kind = request.headers.get("content-type", "")
         if kind and "json" not in kind.lower() and not self.body_type.any_content_type:
             raise InvalidRequest(f"content-type must be application/json; got {kind[:64]}")
@@ -99,10 +100,30 @@ class BodyParser(Generic[Body]):
             data += piece
             if len(data) > self.max_bytes:
                 raise self._too_large("more")
-        return bytes(data)
+            preparation.hold(request.scope, len(data))
+        return data
 
     def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(f"the body may have {self.max_bytes} bytes; got {size}", code="body_too_large")
+
+
+def check_number_of_values(data: bytes | bytearray) -> None:
+    """Raises `InvalidRequest` for JSON that would be parsed for too long at a stretch."""
+    if _weight(data) <= MAX_VALUES:  # with those in texts
+        return
+    unescaped = data.replace(b"\\\\", b"").replace(b'\\"', b"")
+    weight, is_text = 0, False
+    for start in range(0, len(unescaped), _PIECE):
+        parts = unescaped[start : start + _PIECE].split(b'"')
+        weight += _weight(b"".join(parts[is_text::2]))
+        is_text ^= len(parts) % 2 == 0
+        if weight > MAX_VALUES:
+            message = f"the body may hold {MAX_VALUES} values, of which each array, object and key counts as {_SLOW}"
+            raise InvalidRequest(message)
+
+
+def _weight(data: bytes | bytearray) -> int:
+    return data.count(b",") + _SLOW * (data.count(b"[") + data.count(b"{") + data.count(b":"))
 
 
 def check_one_of(body: RequestBody) -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from configs.settings import ServerConfig
+from server.convert.pooling import input_prompts
 from server.operation import Operation
 from server.protocol.answers import (
     RESPONSE_EVENTS,
@@ -79,11 +80,11 @@ from server.routes.llama_cpp import NativeRoute, props, slots
 from server.routes.messages import CountTokensRoute, MessagesRoute
 from server.routes.models import list_models, retrieve_model
 from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
-from server.routes.ollama_embed import embed, single_embedding
+from server.routes.ollama_embed import embed, embed_prompts, single_embedding, single_prompt
 from server.routes.ollama_models import PullRoute, ShowRoute, api_version, list_running, list_tags, refuse_changes
 from server.routes.openapi import DocumentRoute
 from server.routes.page import PageRoute
-from server.routes.pooling import embeddings, pooling, rerank, score
+from server.routes.pooling import embeddings, pooling, rerank, rerank_prompts, score, score_prompts
 from server.routes.responses import ResponsesRoutes
 from server.routes.server_state import live, load, ready, server_info, show_version, tokenizer_info
 from server.routes.telemetry import metrics, request_timeline
@@ -221,14 +222,15 @@ def _ollama(config: ServerConfig) -> list[Operation]:
             body=ShowRequest,
             answers=(ShowResponse,),
         ),
-        whole("/api/embed", EmbedRequest, embed, "Embed texts, in Ollama's form", EmbedResponse, config),
+        whole("/api/embed", EmbedRequest, embed_prompts, "Embed texts, in Ollama's form", EmbedResponse, config, embed),
         whole(
             "/api/embeddings",
             SingleEmbeddingRequest,
-            single_embedding,
+            single_prompt,
             "Embed a text, in Ollama's older form",
             SingleEmbedding,
             config,
+            single_embedding,
         ),
         Operation(
             "POST",
@@ -281,16 +283,27 @@ def _llama_cpp(config: ServerConfig) -> list[Operation]:
 
 def _pooling(config: ServerConfig) -> list[Operation]:
     return [
-        whole("/v1/embeddings", EmbeddingRequest, embeddings, "Embed texts", EmbeddingResponse, config),
-        whole("/pooling", PoolingRequest, pooling, "Embed texts, as the model gives it", PoolingResponse, config),
-        whole("/score /v1/score", ScoreRequest, score, "Cosines between embeddings", ScoreResponse, config),
+        whole("/v1/embeddings", EmbeddingRequest, input_prompts, "Embed texts", EmbeddingResponse, config, embeddings),
+        whole(
+            "/pooling",
+            PoolingRequest,
+            input_prompts,
+            "Embed texts, as the model gives it",
+            PoolingResponse,
+            config,
+            pooling,
+        ),
+        whole(
+            "/score /v1/score", ScoreRequest, score_prompts, "Cosines between embeddings", ScoreResponse, config, score
+        ),
         whole(
             "/rerank /v1/rerank /v2/rerank /reranking",
             RerankRequest,
-            rerank,
+            rerank_prompts,
             "Sort documents for a query",
             RerankResponse,
             config,
+            rerank,
         ),
     ]
 

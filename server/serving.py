@@ -21,6 +21,7 @@ from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from engine.supervisor import EngineHealth
 from server.metrics.records import current_owner
 from server.metrics.telemetry import Telemetry
+from server.preparation import Preparation
 from server.protocol.common import Model
 from server.version import version
 
@@ -65,13 +66,13 @@ class EngineFace(Protocol):
 
     def end_all(self, error: Unavailable) -> None: ...
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    async def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> list[int]: ...
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
     async def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget: ...
 
-    async def encode_infill(self, prefix: str, suffix: str) -> list[int]: ...
+    async def encode_infill(self, prefix: str, suffix: str, *, must_fit: bool = False) -> list[int]: ...
 
     @property
     def chat_template(self) -> str | None: ...
@@ -79,7 +80,9 @@ class EngineFace(Protocol):
     @property
     def tool_template(self) -> str | None: ...
 
-    async def render_chat(self, messages: Sequence[dict[str, Any]], /, **kwargs: Any) -> RenderedChat: ...
+    async def render_chat(
+        self, messages: Sequence[dict[str, Any]], must_fit: bool = False, /, **kwargs: Any
+    ) -> RenderedChat: ...
 
     def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None: ...
 
@@ -148,6 +151,7 @@ class Serving:
         """Requests with a body that are being answered, and responses in the background."""
         self.drained_by: float | None = None
         """While the server finishes what runs and takes nothing more: when it ends, on the monotonic clock."""
+        self.preparation = Preparation(config.max_body_bytes)
         self.telemetry = Telemetry(engine, config, model_name, lambda: self.num_running)
 
     def check_alive(self) -> None:

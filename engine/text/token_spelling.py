@@ -26,6 +26,8 @@ def _byte_of_character() -> dict[str, int]:
 
 
 _BYTE_OF_CHARACTER = _byte_of_character()
+BYTE_CHARACTERS = {byte: character for character, byte in _BYTE_OF_CHARACTER.items()}
+"""The character that byte-level BPE writes for a byte."""
 
 
 @dataclass(frozen=True)

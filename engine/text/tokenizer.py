@@ -5,6 +5,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
 
 import tokenizers
 
@@ -12,6 +13,7 @@ from engine.checkpoints.checkpoint import Checkpoint, TokenizerFiles
 from engine.checkpoints.gguf_vocabulary import TURN_ENDS, GGUFVocabulary
 
 from .gguf_vocab import build_tokenizer
+from .token_bound import TokenBound
 from .token_spelling import spelling_of
 from .tokenizer_files import read_tokenizer
 
@@ -94,6 +96,11 @@ class Tokenizer:
         [encoding] = self._backend.encode_batch_fast([_well_formed(text)], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         return ids
+
+    @cached_property
+    def bound(self) -> TokenBound:
+        """Made when it is first asked for: it walks the vocabulary."""
+        return TokenBound(self._backend)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the ids: their bytes joined, and U+FFFD for what is not UTF-8.

@@ -80,9 +80,11 @@ async def _prompt(serving: Serving, body: CompletionRequest, prompt: str | list[
 async def _encode(serving: Serving, body: CompletionRequest, text: str) -> list[int]:
     """An empty text begins a new document where the tokenizer has a token for that."""
     engine = serving.engine
+    must_fit = body.truncate_prompt_tokens is None
     if body.suffix:
-        return await engine.encode_infill(text, body.suffix)
-    token_ids = await engine.encode(text, add_special_tokens=body.add_special_tokens is not False)
+        return await engine.encode_infill(text, body.suffix, must_fit=must_fit)
+    special = body.add_special_tokens is not False
+    token_ids = await engine.encode(text, add_special_tokens=special, must_fit=must_fit)
     if not token_ids and engine.tokenizer.bos_token_id is not None:
         return [engine.tokenizer.bos_token_id]
     if not token_ids:

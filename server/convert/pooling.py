@@ -1,6 +1,7 @@
 """From the fields of /v1/embeddings, /pooling, /score and /rerank to prompts, and from embeddings to answers."""
 
 import asyncio
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from configs.errors import InvalidRequest
@@ -34,7 +35,8 @@ class Piece:
 
 
 async def input_prompts(serving: Serving, body: EmbeddingRequest) -> list[list[int]]:
-    """One per input, checked. Raises `InvalidRequest`."""
+    """One per input, checked, as all else of the request is. Raises `InvalidRequest`."""
+    normalizes(body, default=True)
     if body.messages is not None:
         opened = bool(body.add_generation_prompt)
         chat = await rendered_chat(serving, body, add_generation_prompt=opened, special=bool(body.add_special_tokens))
@@ -52,11 +54,19 @@ async def prompts_of(serving: Serving, body: PoolingFields, pieces: list[Piece])
     for piece in pieces:
         content = piece.content
         if isinstance(content, str):
-            content = await serving.engine.encode(content, add_special_tokens=body.add_special_tokens is not False)
+            content = await _encode(serving, body, piece, content)
             await asyncio.sleep(0)  # other requests' turn
         content = content[: piece.max_tokens] if piece.max_tokens else content
         prompts.append(_checked(serving, body, content, piece.field))
     return prompts
+
+
+async def _encode(serving: Serving, body: PoolingFields, piece: Piece, text: str) -> list[int]:
+    must_fit = body.truncate_prompt_tokens is None and not piece.max_tokens
+    with naming({"prompt": piece.field}):
+        return await serving.engine.encode(
+            text, add_special_tokens=body.add_special_tokens is not False, must_fit=must_fit
+        )
 
 
 def _checked(serving: Serving, body: PoolingFields, token_ids: list[int], field: str) -> list[int]:
@@ -69,14 +79,15 @@ def _checked(serving: Serving, body: PoolingFields, token_ids: list[int], field:
     return token_ids
 
 
-def shaped(vectors: list[list[float]], body: EmbeddingRequest, *, normalize: bool) -> list[list[float] | str]:
+def shaped(vectors: list[list[float]], body: EmbeddingRequest, *, normalize: bool) -> Iterator[list[float] | str]:
     """Embeddings of the size and form that the request asks for. Raises `InvalidRequest` for too many dimensions."""
     size = len(vectors[0]) if body.dimensions is None else body.dimensions
     if not 1 <= size <= len(vectors[0]):
         message = f"dimensions must be between 1 and {len(vectors[0])}, the model's hidden size; got {size}"
         raise InvalidRequest(message, param="dimensions")
-    cut = (normalized(vector[:size]) if normalize else vector[:size] for vector in vectors)
-    return [as_base64(vector) for vector in cut] if body.encoding_format == "base64" else list(cut)
+    for vector in vectors:
+        cut = normalized(vector[:size]) if normalize else vector[:size]
+        yield as_base64(cut) if body.encoding_format == "base64" else cut
 
 
 def normalizes(body: EmbeddingRequest, default: bool) -> bool:

@@ -34,7 +34,7 @@ async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:
     async def size(start: int) -> float:
         if start not in sizes:
             try:
-                sizes[start] = len((await render(serving, begun_at(start))).token_ids)
+                sizes[start] = len((await render(serving, begun_at(start), must_fit=True)).token_ids)
             except InvalidRequest:  # the template's, or it is far too long
                 sizes[start] = math.inf
         return sizes[start]

@@ -9,7 +9,7 @@ from server.protocol.token_generation import TokenGenerationRequest
 from server.serving import Serving
 
 
-def token_generation(serving: Serving, body: TokenGenerationRequest) -> Generation:
+async def token_generation(serving: Serving, body: TokenGenerationRequest) -> Generation:
     """Raises `InvalidRequest`."""
     check_stream_options(body.stream_options, body.stream)
     fields = body.sampling_params

@@ -10,7 +10,7 @@ from configs.settings import ServerConfig
 from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, RequestOutput
 from server.answers.delta import ToolCallDelta
-from server.chat import Answers, start_chat
+from server.chat import Answers, Chat, start_chat
 from server.choices import respond
 from server.convert.chat import chat_of
 from server.generation import Generation
@@ -41,8 +41,12 @@ class ChatRoute:
         parsed = await self.parser.parse(request)
         body = parsed.body
         serving.check_model(body.model)
-        chat = chat_of(body, serving.config)
-        generation, answers = await start_chat(serving, chat, "chatcmpl-")
+
+        async def start() -> tuple[Generation, Answers, Chat]:
+            chat = chat_of(body, serving.config)
+            return *await start_chat(serving, chat, "chatcmpl-"), chat
+
+        generation, answers, chat = await serving.preparation.prepare(request, start)
         echoed = chat.messages[-1]["content"] if body.echo and body.continue_final_message else ""
         renderer = ChatRenderer(generation, answers, body, echoed)
         headers = ignored_header(parsed.ignored_fields + generation.passed_over)

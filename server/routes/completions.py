@@ -32,9 +32,10 @@ class CompletionsRoute:
         parsed = await self.parser.parse(request)
         body = parsed.body
         serving.check_model(body.model)
+        prompts = await serving.preparation.prepare(request, lambda: completion_prompts(serving, body))
         generation = Generation(
             serving,
-            await completion_prompts(serving, body),
+            prompts,
             id_prefix="cmpl-",
             priority=body.priority,
             cache_salt=body.cache_salt,

@@ -48,7 +48,7 @@ class NativeRoute:
         parsed = await self.parser.parse(request)
         body = parsed.body
         serving.check_model(body.model)
-        generation = await native_generation(serving, body)
+        generation = await serving.preparation.prepare(request, lambda: native_generation(serving, body))
         watch.prepared()
         headers = ignored_header(parsed.ignored_fields + passed_over(body, generation.prompts[0].params))
         writer = NativeWriter(generation, body, watch, await _prompts(generation, body))

@@ -8,9 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from configs.settings import ServerConfig
+from engine.input_processor import RenderedChat
 from engine.outputs import OutputBatch, RequestOutput
 from server.answers.delta import AnswerDelta
-from server.chat import Answers, render, start_chat
+from server.chat import Answers, Chat, render, start_chat
 from server.convert.messages import chat_of, tool_use_id
 from server.convert.tool_input import tool_input
 from server.disconnect import until_disconnect
@@ -56,7 +57,9 @@ class MessagesRoute:
         parsed = await self.parser.parse(request)
         body = parsed.body
         serving.check_model(body.model)
-        generation, answers = await start_chat(serving, chat_of(body, serving.config), "msg_")
+        generation, answers = await serving.preparation.prepare(
+            request, lambda: start_chat(serving, chat_of(body, serving.config), "msg_")
+        )
         writing = MessageWriter(generation, answers, body)
         headers = ignored_header(parsed.ignored_fields + generation.passed_over)
         if body.stream:
@@ -77,8 +80,12 @@ class CountTokensRoute:
         serving.check_alive()
         parsed = await self.parser.parse(request)
         serving.check_model(parsed.body.model)
-        chat = chat_of(parsed.body, serving.config)
-        rendered = await render(serving, chat)
+
+        async def start() -> tuple[RenderedChat, Chat]:
+            chat = chat_of(parsed.body, serving.config)
+            return await render(serving, chat), chat
+
+        rendered, chat = await serving.preparation.prepare(request, start)
         content = msgspec.json.encode(TokenCount(len(rendered.token_ids)))
         headers = ignored_header([*parsed.ignored_fields, *chat.passed_over])
         return Response(content, headers=headers, media_type="application/json")

@@ -73,16 +73,7 @@ class OllamaRoute(Generic[Body]):
             loaded = {**head(serving), **self.fields(Answer()), "done": True, "done_reason": "load"}
             headers = ignored_header(parsed.ignored_fields)
             return Response(msgspec.json.encode(loaded), headers=headers, media_type="application/json")
-        try:
-            generation, answers = await self.start(serving, body)
-            headers = {}
-        except ContextLengthExceeded:
-            if body.truncate is False:
-                raise
-            shorter = await self.start_shorter(serving, body)
-            if shorter is None:
-                raise
-            generation, answers, headers = shorter
+        generation, answers, headers = await serving.preparation.prepare(request, lambda: self.started(serving, body))
         watch.prepared()
         ignored = ignored_fields(body, generation.prompts[0].params, serving.model.max_model_len)
         headers |= ignored_header(parsed.ignored_fields + ignored + generation.passed_over)
@@ -91,6 +82,15 @@ class OllamaRoute(Generic[Body]):
             return LineStream(generation.run(), writer, headers)
         whole = await until_disconnect(request.receive, writer.whole())
         return Response(whole, headers=headers, media_type="application/json")
+
+    async def started(self, serving: Serving, body: Body) -> tuple[Generation, Answers, dict[str, str]]:
+        """With headers of the answer."""
+        try:
+            return *await self.start(serving, body), {}
+        except ContextLengthExceeded:
+            if body.truncate is False or (shorter := await self.start_shorter(serving, body)) is None:
+                raise
+            return shorter
 
     def is_empty(self, body: Body) -> bool:
         """Whether the request only wants the model to be loaded."""

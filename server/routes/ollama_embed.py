@@ -2,6 +2,9 @@
 
 import time
 
+import msgspec
+
+from server.convert.pooling import input_prompts
 from server.field_names import naming
 from server.protocol.ollama import (
     EmbedRequest,
@@ -10,44 +13,55 @@ from server.protocol.ollama import (
     SingleEmbeddingRequest,
 )
 from server.protocol.pooling import EmbeddingRequest
-from server.routes.pooling import embeddings
+from server.routes.pooling import Embeddings, with_items
 from server.serving import Serving
 
 
-async def embed(serving: Serving, body: EmbedRequest) -> EmbedResponse:
+async def embed_prompts(serving: Serving, body: EmbedRequest) -> list[list[int]]:
     """Without a text, the model is only loaded."""
+    return await input_prompts(serving, _several(body)) if body.input else []
+
+
+async def embed(serving: Serving, body: EmbedRequest, prompts: list[list[int]]) -> bytes:
     begun = time.perf_counter_ns()
-    vectors: list[list[float] | str] = []
-    num_tokens = 0
-    if body.input:
-        request = EmbeddingRequest(
-            input=[*body.input] if isinstance(body.input, list) else body.input,
-            dimensions=body.dimensions or None,
-            timeout_s=body.timeout_s,
-            truncate_prompt_tokens=None if body.truncate is False else -1,
-            truncation_side="right",
-        )
-        answer = await embeddings(serving, request)
-        vectors, num_tokens = [one.embedding for one in answer.data], answer.usage.prompt_tokens
-    return EmbedResponse(
+    request = _several(body)
+    shapes = await Embeddings(serving, request, prompts, "embd-").shapes(request, True) if prompts else ()
+    whole = EmbedResponse(
         model=serving.model.id,
-        embeddings=vectors,
+        embeddings=[],
         total_duration=time.perf_counter_ns() - begun,
-        prompt_eval_count=num_tokens,
+        prompt_eval_count=sum(map(len, prompts)),
     )
+    return await with_items(whole, shapes)
 
 
-async def single_embedding(serving: Serving, body: SingleEmbeddingRequest) -> SingleEmbedding:
-    """The older route, whose embeddings have the length that the model gives them."""
+async def single_prompt(serving: Serving, body: SingleEmbeddingRequest) -> list[list[int]]:
+    """Without a text, the model is only loaded."""
     if not body.prompt:
-        return SingleEmbedding([])
-    request = EmbeddingRequest(
-        input=body.prompt,
-        normalize=False,
+        return []
+    with naming({"input": "prompt"}):
+        return await input_prompts(serving, _single(body))
+
+
+async def single_embedding(serving: Serving, body: SingleEmbeddingRequest, prompts: list[list[int]]) -> bytes:
+    """The older route, whose embeddings have the length that the model gives them."""
+    if not prompts:
+        return msgspec.json.encode(SingleEmbedding([]))
+    [vector] = await Embeddings(serving, _single(body), prompts, "embd-").vectors()
+    return msgspec.json.encode(SingleEmbedding(vector))
+
+
+def _several(body: EmbedRequest) -> EmbeddingRequest:
+    return EmbeddingRequest(
+        input=[*body.input] if isinstance(body.input, list) else body.input,
+        dimensions=body.dimensions or None,
         timeout_s=body.timeout_s,
-        truncate_prompt_tokens=-1,
+        truncate_prompt_tokens=None if body.truncate is False else -1,
         truncation_side="right",
     )
-    with naming({"input": "prompt"}):
-        answer = await embeddings(serving, request)
-    return SingleEmbedding(answer.data[0].embedding)
+
+
+def _single(body: SingleEmbeddingRequest) -> EmbeddingRequest:
+    return EmbeddingRequest(
+        input=body.prompt, timeout_s=body.timeout_s, truncate_prompt_tokens=-1, truncation_side="right"
+    )

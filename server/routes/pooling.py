@@ -3,9 +3,12 @@
 import asyncio
 import time
 import uuid
+from collections.abc import Callable, Iterable
+
+import msgspec
 
 from server.convert.pooling import (
-    input_prompts,
+    Piece,
     normalizes,
     prompts_of,
     rerank_pieces,
@@ -33,8 +36,11 @@ from server.protocol.pooling import (
 )
 from server.serving import Serving, own_cache_salt
 
+Shape = list[float] | str
+"""An embedding as the request wants it."""
 
-class _Embedding:
+
+class Embeddings:
     """One request's embeddings: what all answers begin and end with."""
 
     def __init__(self, serving: Serving, body: PoolingFields, prompts: list[list[int]], id_prefix: str) -> None:
@@ -59,34 +65,63 @@ class _Embedding:
             deadline=self.serving.deadline(self.body.timeout_s),
         )
 
-
-async def embeddings(serving: Serving, body: EmbeddingRequest) -> EmbeddingResponse:
-    normalize = normalizes(body, default=True)
-    work = _Embedding(serving, body, await input_prompts(serving, body), "embd-")
-    shapes = await _shaped(work, body, normalize)
-    data = [Embedding(index=index, embedding=shape) for index, shape in enumerate(shapes)]
-    return EmbeddingResponse(id=work.id, created=work.created, model=work.model, usage=work.usage, data=data)
+    async def shapes(self, body: EmbeddingRequest, normalize: bool) -> Iterable[Shape]:
+        """As `body` asks for them."""
+        return shaped(await self.vectors(), body, normalize=normalize)
 
 
-async def pooling(serving: Serving, body: PoolingRequest) -> PoolingResponse:
-    normalize = normalizes(body, default=False)
-    work = _Embedding(serving, body, await input_prompts(serving, body), "pool-")
-    shapes = await _shaped(work, body, normalize)
-    data = [Pooled(index=index, data=shape) for index, shape in enumerate(shapes)]
-    return PoolingResponse(id=work.id, created=work.created, model=work.model, usage=work.usage, data=data)
+async def embeddings(serving: Serving, body: EmbeddingRequest, prompts: list[list[int]]) -> bytes:
+    work = Embeddings(serving, body, prompts, "embd-")
+    whole = EmbeddingResponse(id=work.id, created=work.created, model=work.model, usage=work.usage, data=[])
+    shapes = await work.shapes(body, normalizes(body, default=True))
+    return await with_items(whole, shapes, lambda index, shape: Embedding(index=index, embedding=shape))
 
 
-async def score(serving: Serving, body: ScoreRequest) -> ScoreResponse:
+async def pooling(serving: Serving, body: PoolingRequest, prompts: list[list[int]]) -> bytes:
+    work = Embeddings(serving, body, prompts, "pool-")
+    whole = PoolingResponse(id=work.id, created=work.created, model=work.model, usage=work.usage, data=[])
+    shapes = await work.shapes(body, normalizes(body, default=False))
+    return await with_items(whole, shapes, lambda index, shape: Pooled(index=index, data=shape))
+
+
+async def with_items(
+    whole: msgspec.Struct, shapes: Iterable[Shape], item: Callable[[int, Shape], object] = lambda _, shape: shape
+) -> bytes:
+    """The JSON of `whole`, whose one empty list is filled item by item: each holds the interpreter's lock."""
+
+    def encoded() -> bytes:
+        items = b",".join([msgspec.json.encode(item(index, shape)) for index, shape in enumerate(shapes)])
+        head, _, tail = msgspec.json.encode(whole).rpartition(b"[]")
+        return head + b"[" + items + b"]" + tail
+
+    return await asyncio.to_thread(encoded)
+
+
+async def score_prompts(serving: Serving, body: ScoreRequest) -> tuple[list[list[int]], int]:
+    """And how many of them are of the first kind."""
     first, second = score_pieces(body)
-    work = _Embedding(serving, body, await prompts_of(serving, body, first + second), "score-")
-    values = await _scores(work, len(first))
+    return await prompts_of(serving, body, first + second), len(first)
+
+
+async def score(serving: Serving, body: ScoreRequest, prepared: tuple[list[list[int]], int]) -> bytes:
+    prompts, num_first = prepared
+    work = Embeddings(serving, body, prompts, "score-")
+    values = await _scores(work, num_first)
     data = [Score(index=index, score=value) for index, value in enumerate(values)]
-    return ScoreResponse(id=work.id, created=work.created, model=work.model, usage=work.usage, data=data)
+    return msgspec.json.encode(
+        ScoreResponse(id=work.id, created=work.created, model=work.model, usage=work.usage, data=data)
+    )
 
 
-async def rerank(serving: Serving, body: RerankRequest) -> RerankResponse:
+async def rerank_prompts(serving: Serving, body: RerankRequest) -> tuple[list[list[int]], list[Piece]]:
+    """And the documents."""
     query, documents = rerank_pieces(body)
-    work = _Embedding(serving, body, await prompts_of(serving, body, [query, *documents]), "rerank-")
+    return await prompts_of(serving, body, [query, *documents]), documents
+
+
+async def rerank(serving: Serving, body: RerankRequest, prepared: tuple[list[list[int]], list[Piece]]) -> bytes:
+    prompts, documents = prepared
+    work = Embeddings(serving, body, prompts, "rerank-")
     values = await _scores(work, 1)
     best = sorted(range(len(documents)), key=lambda index: -values[index])[: body.top_n or None]
     with_text = body.return_documents is not False
@@ -94,15 +129,10 @@ async def rerank(serving: Serving, body: RerankRequest) -> RerankResponse:
         RerankResult(index, values[index], Document(str(documents[index].content)) if with_text else None)
         for index in best
     ]
-    return RerankResponse(id=work.id, model=work.model, usage=work.usage, results=results)
+    return msgspec.json.encode(RerankResponse(id=work.id, model=work.model, usage=work.usage, results=results))
 
 
-async def _shaped(work: _Embedding, body: EmbeddingRequest, normalize: bool) -> list[list[float] | str]:
-    vectors = await work.vectors()
-    return await asyncio.to_thread(shaped, vectors, body, normalize=normalize)
-
-
-async def _scores(work: _Embedding, num_first: int) -> list[float]:
+async def _scores(work: Embeddings, num_first: int) -> list[float]:
     """Of the first `num_first` prompts with the others."""
     vectors = await work.vectors()
     return await asyncio.to_thread(scores, vectors[:num_first], vectors[num_first:])

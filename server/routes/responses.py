@@ -8,7 +8,8 @@ from starlette.responses import Response as HttpResponse
 
 from configs.errors import ContextLengthExceeded, InvalidRequest, shown
 from configs.settings import ServerConfig
-from server.chat import render, start_chat
+from engine.input_processor import RenderedChat
+from server.chat import Chat, render, start_chat
 from server.convert.response_items import read_items
 from server.convert.responses import chat_of, first_snapshot
 from server.convert.shortening import DROPPED, without_oldest
@@ -40,7 +41,9 @@ class ResponsesRoutes:
         parsed = await self.parser.parse(request)
         body, ignored = parsed.body, parsed.ignored_fields
         serving.check_model(body.model)
-        builder, generation, stored, headers = await self._start(serving, body, ignored)
+        builder, generation, stored, headers = await serving.preparation.prepare(
+            request, lambda: self._start(serving, body, ignored)
+        )
         if body.background:
             return self._background(builder, generation, stored, body, headers)
         if body.stream:
@@ -60,9 +63,13 @@ class ResponsesRoutes:
         body = parsed.body
         serving.check_model(body.model)
         previous, ignored = self._previous(body), parsed.ignored_fields
-        items = read_items(body.input, self.store.item, ignored)
-        chat = chat_of(body, [*(previous.conversation if previous else []), *items], serving.config)
-        rendered = await render(serving, chat)
+
+        async def start() -> tuple[RenderedChat, Chat]:
+            items = read_items(body.input, self.store.item, ignored)
+            chat = chat_of(body, [*(previous.conversation if previous else []), *items], serving.config)
+            return await render(serving, chat), chat
+
+        rendered, chat = await serving.preparation.prepare(request, start)
         return _json(InputTokens(len(rendered.token_ids)), ignored_header(ignored + chat.passed_over))
 
     async def retrieve(self, request: Request) -> HttpResponse:

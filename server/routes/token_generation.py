@@ -47,7 +47,7 @@ class TokenGenerationRoute:
         parsed = await self.parser.parse(request)
         body, headers = parsed.body, ignored_header(parsed.ignored_fields)
         serving.check_model(body.model)
-        generation = token_generation(serving, body)
+        generation = await serving.preparation.prepare(request, lambda: token_generation(serving, body))
         writer = TokenWriter(generation, body)
         if body.stream:
             interval = serving.config.sse_keep_alive_interval

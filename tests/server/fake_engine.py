@@ -127,7 +127,7 @@ class FakeEngine:
     def end_all(self, error: Unavailable) -> None:
         self.end = error
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> list[int]:
         prefix = [BOS] if add_special_tokens and text and self.tokenizer.bos_token_id is not None else []
         return prefix + list(text.encode())
 
@@ -138,14 +138,16 @@ class FakeEngine:
     async def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget:
         return ThinkingBudget(max_tokens, tuple(end.encode()), closing=reasoning.closing, opening=reasoning.opening)
 
-    async def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+    async def encode_infill(self, prefix: str, suffix: str, *, must_fit: bool = False) -> list[int]:
         return [0xF8, *prefix.encode(), 0xF9, *suffix.encode(), 0xFA]
 
     @property
     def tool_template(self) -> str | None:
         return self.own_tool_template or self.chat_template
 
-    async def render_chat(self, messages: Sequence[dict[str, Any]], /, **template_kwargs: Any) -> RenderedChat:
+    async def render_chat(
+        self, messages: Sequence[dict[str, Any]], must_fit: bool = False, /, **template_kwargs: Any
+    ) -> RenderedChat:
         self.messages, self.template_kwargs = list(messages), template_kwargs
         if any(message["role"] == "forbidden" for message in messages):
             raise InvalidRequest("the template knows no such role", param="messages")

@@ -1,0 +1,132 @@
+"""Large requests become prompts in turn, off the event loop: parsing, templates and tokenizing take them seconds."""
+
+import asyncio
+import contextlib
+import contextvars
+import ctypes
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, InvalidStateError
+from typing import Any, Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Scope
+
+from configs.errors import QueueFull
+from server.disconnect import until_disconnect
+
+Result = TypeVar("Result")
+Work = Callable[[], Coroutine[Any, Any, Result]]
+"""Called where it is to run."""
+
+SMALL_BYTES = 32 * 2**10
+"""Bodies up to this size are prepared where they are read: faster than a thread. They wait for no others."""
+_MEDIUM_BYTES = 2**19
+_MEDIUM_AT_ONCE = 2
+_BODIES = 4
+"""Bodies of the largest size that may be held until they are prompts."""
+_HELD = "octavo.held_bytes"
+"""Key in the scope of a request with a large body: its bytes."""
+_RETRY_AFTER = 5
+"""Seconds."""
+
+
+class Preparation:
+    """Bounds the large bodies that are being read or wait; one of them, and two of medium size, are worked at."""
+
+    def __init__(self, max_body_bytes: int) -> None:
+        self.num_bytes = 0
+        self._max_bytes = _BODIES * max_body_bytes
+        self._medium, self._large = asyncio.Semaphore(_MEDIUM_AT_ONCE), asyncio.Semaphore(1)
+
+    def hold(self, scope: Scope, num_bytes: int) -> None:
+        """Of a body, so many bytes are here. Raises `QueueFull`."""
+        if num_bytes <= SMALL_BYTES:
+            return
+        more = num_bytes - scope.get(_HELD, 0)
+        if self.num_bytes and self.num_bytes + more > self._max_bytes:
+            message = f"{self.num_bytes} bytes of other requests wait already"
+            raise QueueFull(message, retry_after=_RETRY_AFTER)
+        scope[_HELD] = num_bytes
+        self.num_bytes += more
+
+    def release(self, scope: Scope) -> None:
+        """The body of this request is not needed any more."""
+        num_bytes = scope.pop(_HELD, 0)
+        self.num_bytes -= num_bytes
+        if num_bytes > _MEDIUM_BYTES:
+            asyncio.get_running_loop().run_in_executor(None, _return_memory)
+
+    async def prepare(self, request: Request, work: Work[Result]) -> Result:
+        """`run`, behind which the body is not needed any more."""
+        try:
+            return await self.run(request, work)
+        finally:
+            self.release(request.scope)
+
+    async def run(self, request: Request, work: Work[Result]) -> Result:
+        """The result of `work`, for which the body has been read. Raises `ClientGone` when the client goes away."""
+        num_bytes = request.scope.get(_HELD, 0)
+        if not num_bytes:
+            return await work()
+        turns = self._medium if num_bytes <= _MEDIUM_BYTES else self._large
+        return await until_disconnect(request.receive, _in_turn(turns, work))
+
+
+class _Thread(Generic[Result]):
+    """Awaits `work` on an event loop of its own."""
+
+    def __init__(self, work: Work[Result], on_end: Callable[[], None]) -> None:
+        """`on_end` is called in the thread."""
+        self._work = work
+        self._on_end = on_end
+        self._cancel: Callable[[], object] | None = None
+        self._is_stopped = False
+        self.result: Future[Result] = Future()
+        context = contextvars.copy_context()
+        threading.Thread(target=context.run, args=(self._run,), name="octavo-preparation", daemon=True).start()
+
+    def stop(self) -> None:
+        """End the work where it next awaits something."""
+        self._is_stopped = True
+        if self._cancel is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._cancel()
+
+    def _run(self) -> None:
+        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            try:
+                self.result.set_result(asyncio.run(self._main()))
+            except BaseException as error:
+                self.result.set_exception(error)
+        self._on_end()
+
+    async def _main(self) -> Result:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        if self._is_stopped:
+            raise asyncio.CancelledError
+        return await self._work()
+
+
+async def _in_turn(turns: asyncio.Semaphore, work: Work[Result]) -> Result:
+    """Cancelling waits for nothing; the turn lasts until the work has ended."""
+    await turns.acquire()
+    loop = asyncio.get_running_loop()
+
+    def pass_on() -> None:
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(turns.release)
+
+    thread = _Thread(work, pass_on)
+    try:
+        return await asyncio.wrap_future(thread.result)
+    finally:
+        thread.stop()
+
+
+def _return_memory() -> None:
+    """To the system, where the C library keeps it otherwise."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
