@@ -23,11 +23,14 @@ def named_event(name: str, data: bytes) -> bytes:
     return b"event: " + name.encode() + b"\n" + event(data)
 
 
+_ESCAPED = {character.encode(): b"\\u%04x" % ord(character) for character in "\x85\u2028\u2029"}
+
+
 def without_odd_line_breaks(piece: bytes) -> bytes:
     """The same JSON, with those line breaks escaped that only Unicode knows: many clients split streams there too."""
     if not piece.isascii():
-        for character in "\u2028\u2029\x85":
-            piece = piece.replace(character.encode(), f"\\u{ord(character):04x}".encode())
+        for character, escaped in _ESCAPED.items():
+            piece = piece.replace(character, escaped)
     return piece
 
 
