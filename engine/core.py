@@ -142,40 +142,39 @@ class EngineCore:
     def step(self) -> list[TokenOutput]:
         """Move every running request on by a chunk or a token. Call while `has_work`.
 
+        A step is launched, and then the one before it is waited for, or, where steps are not overlapped, the same one.
         A request whose language is still compiled waits outside of the scheduler.
         """
         outputs = self._enqueue_compiled()
-        return outputs + self._compute() if self.scheduler.has_work or self._under_way else outputs
-
-    def _compute(self) -> list[TokenOutput]:
-        """Launch a step, then wait for the one before it, or, where steps are not overlapped, for the same one."""
+        if not self.scheduler.has_work and not self._under_way:
+            return outputs
         start = time.monotonic()
-        outputs = self._end_expired(start)
+        outputs += self._end_expired(start)
         scheduled = self.scheduler.schedule(start)
         launched = self._runner.launch(scheduled)
-        most_under_way = 0
         if launched is not None:
             self._under_way.append((scheduled, launched, start))
-            most_under_way = self._most_under_way
-        while len(self._under_way) > most_under_way:
-            outputs += self._book(*self._under_way.popleft())
+        while len(self._under_way) > (0 if launched is None else self._most_under_way):
+            scheduled, ahead, start = self._under_way.popleft()
+            result = self._runner.collect(ahead)
+            now = time.monotonic()
+            updates = self.scheduler.update_from_output(scheduled, result.token_ids, result.failed, result.complete)
+            self._last_step = (scheduled.num_scheduled_tokens, max(start, self._last_step[2]), now)
+            self._note(updates, result, now)
+            outputs += [_token_output(request, new, result) for request, new in updates]
         return outputs
 
-    def _book(self, scheduled: SchedulerOutput, step: StepUnderWay, start: float) -> list[TokenOutput]:
-        result = self._runner.collect(step)
-        now = time.monotonic()
-        self._last_step = (scheduled.num_scheduled_tokens, max(start, self._last_step[2]), now)
+    def _note(self, updates: list[tuple[Request, list[int]]], result: StepResult, now: float) -> None:
+        """Log lines and timelines of what was booked; languages that are done with."""
         for request_id, reason in result.failed.items():
             level = logging.INFO if request_id in result.refused else logging.ERROR
             logger.log(level, "request %s failed: %s", request_id, reason)
-        updates = self.scheduler.update_from_output(scheduled, result.token_ids, result.failed, result.complete)
         self._languages.forget(request.request_id for request, _ in updates if request.is_finished)
         for request, new in updates:
             if new and request.timeline.first_token is None:
                 request.timeline.note_first_token(now, self.scheduler.counters)
             if request.is_finished:
                 request.timeline.note_end(now, self.scheduler.counters)
-        return [_token_output(request, new, result) for request, new in updates]
 
     def _end_expired(self, now: float) -> list[TokenOutput]:
         """Before they are computed any further; what is under way for them is passed over when it is booked."""

@@ -12,7 +12,7 @@ class ReasoningPart:
     """The part of a growing text between two markers: at its beginning, behind white space at most, or nowhere."""
 
     def __init__(self, opening: str, closing: str) -> None:
-        """Without an opening marker the text begins inside."""
+        """Without an opening marker the text begins inside; without a closing one it stays there."""
         self.is_inside = not opening
         self.is_over = False
         """No such part begins any more."""
@@ -43,7 +43,7 @@ class ReasoningPart:
             if self.is_over:
                 return text
             text = start.removeprefix(self._opening)
-        before, closing, rest = text.partition(self._closing)
+        before, closing, rest = text.partition(self._closing) if self._closing else (text, "", "")
         self._text = before[max(0, len(before) - len(self._closing) + 1) :]
         self.is_over = self._is_before_content = bool(closing)
         self.is_inside = not self.is_over
@@ -56,21 +56,23 @@ class Thinking:
     def __init__(self, budget: ThinkingBudget) -> None:
         self._budget = budget
         self._part = ReasoningPart(budget.opening, budget.closing)
+        self._is_over = False
         self._num_tokens = 0
         self._newest: deque[int] = deque(maxlen=len(budget.end))
 
     def append(self, token_id: int) -> None:
         """The output grew by one token."""
-        if self._part.is_over:
+        if self._is_over:
             return
         self._newest.append(token_id)
         self._num_tokens += self._part.is_inside
         self._part.read(self._budget.spellings.get(token_id, _OTHER))
+        self._is_over = self._part.is_over or tuple(self._newest) == self._budget.end
 
     @property
     def forced_id(self) -> int | None:
         """The only id that may come next: the next one of the end."""
-        if not self._part.is_inside or self._num_tokens < self._budget.max_tokens:
+        if self._is_over or not self._part.is_inside or self._num_tokens < self._budget.max_tokens:
             return None
         newest, end = tuple(self._newest), self._budget.end
         written = next(count for count in range(len(end) - 1, -1, -1) if newest[len(newest) - count :] == end[:count])

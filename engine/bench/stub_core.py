@@ -10,7 +10,17 @@ import time
 import msgspec
 
 from engine.core_process import connect
-from engine.messages import AddRequest, CoreReady, StepOutputs, ToCore, TokenOutput
+from engine.messages import (
+    NO_STATS,
+    AddRequest,
+    CoreReady,
+    FromCore,
+    GetSnapshot,
+    Snapshot,
+    StepOutputs,
+    ToCore,
+    TokenOutput,
+)
 
 READY = CoreReady(
     architecture="stub",
@@ -36,12 +46,16 @@ class StubCore:
     def __init__(self) -> None:
         self._running: dict[str, tuple[AddRequest, int]] = {}
 
-    def take(self, message: ToCore) -> None:
+    def take(self, message: ToCore) -> FromCore | None:
+        """Returns the answer, where there is one at once."""
         if isinstance(message, AddRequest):
             self._running[message.request_id] = (message, 0)
-        else:
-            for request_id in message.request_ids:
-                self._running.pop(request_id, None)
+            return None
+        if isinstance(message, GetSnapshot):
+            return Snapshot(NO_STATS, [], bytes(1))
+        for request_id in message.request_ids:
+            self._running.pop(request_id, None)
+        return StepOutputs([TokenOutput(request_id=name, finish_reason="abort") for name in message.request_ids])
 
     def step(self) -> list[TokenOutput]:
         outputs = []
@@ -66,7 +80,8 @@ def main() -> None:
     core, due = StubCore(), 0.0
     while True:
         if socket.poll(max(0.0, due - time.monotonic()) * 1e3):
-            core.take(decoder.decode(socket.recv()))
+            if answer := core.take(decoder.decode(socket.recv())):
+                socket.send(encoder.encode(answer))
         elif time.monotonic() >= due:
             due = time.monotonic() + float(step_ms) / 1e3
             if outputs := core.step():

@@ -161,6 +161,19 @@ async def test_a_core_that_is_faster_than_its_readers_does_not_starve_them(confi
         await engine.shutdown()
 
 
+async def test_the_core_without_a_model_answers_every_message(config):
+    engine = await AsyncEngine.start(config, core=("engine.bench.stub_core", "1"))
+    try:
+        async for _ in engine.generate([5, 6, 7], ENDLESS, request_id="left"):
+            break
+        assert (await asyncio.wait_for(engine.snapshot(), 10)).requests == []
+        async with asyncio.timeout(10):
+            while engine._leaving:
+                await asyncio.sleep(0.01)
+    finally:
+        await engine.shutdown()
+
+
 async def test_a_stop_string_ends_the_request_in_the_core_too(engine):
     free = await collect(engine, [70, 80, 90], SamplingParams(temperature=0, max_tokens=40))
     text = "".join(output.text for output in free)

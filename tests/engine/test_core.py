@@ -1,6 +1,7 @@
 """The core's own rules: ends, refusals, failures, aborts, what it reports at start."""
 
 import gc
+import inspect
 
 import msgspec
 import numpy as np
@@ -51,9 +52,27 @@ def test_ready_tells_what_was_loaded(core):
     assert not core.has_work
 
 
-def test_the_step_is_short():
-    import inspect
+def test_a_step_can_be_read_in_one_function(folder, prompt, monkeypatch):
+    """Schedule, launch, collect, update: the step itself calls them, in this order."""
+    core, calls = make_core(folder), []
 
+    def spy_on(owner, name):
+        call = getattr(owner, name)
+
+        def spy(*arguments):
+            calls.append((name, inspect.currentframe().f_back.f_code))
+            return call(*arguments)
+
+        monkeypatch.setattr(owner, name, spy)
+
+    for name in ("schedule", "update_from_output"):
+        spy_on(core.scheduler, name)
+    for name in ("launch", "collect"):
+        spy_on(core._runner, name)
+    add(core, "one", prompt, GREEDY)
+    core.step()
+    assert [name for name, _ in calls] == ["schedule", "launch", "collect", "update_from_output"]
+    assert {code for _, code in calls} == {EngineCore.step.__code__}
     assert len(inspect.getsource(EngineCore.step).splitlines()) <= 30
 
 

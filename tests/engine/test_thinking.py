@@ -171,6 +171,15 @@ def test_an_answer_without_a_part_has_no_bound(inputs: InputProcessor) -> None:
             assert thinking.forced_id is None
 
 
+def test_ids_without_a_text_are_found_as_ids() -> None:
+    thinking = Thinking(ThinkingBudget(2, (7, 8)))
+    forced = []
+    for token_id in (1, 2, None, None, 3):
+        forced.append(thinking.forced_id)
+        thinking.append(forced[-1] if token_id is None else token_id)
+    assert forced == [None, None, 7, 8, None]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_reasoning_ends_in_time(tmp_path: Path, temperature: float) -> None:
     write_tiny(tmp_path)
