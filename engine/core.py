@@ -34,6 +34,8 @@ logger = logging.getLogger("octavo.engine")
 
 T = TypeVar("T")
 
+_MAX_WAITING_SHOWN = 256
+"""Each costs microseconds between two steps, and on its way to whoever watches."""
 _NO_ANSWER = PromptAnswer()
 _NO_RESULT = StepResult({}, {}, {}, {}, set())
 
@@ -198,9 +200,10 @@ class EngineCore:
         )
 
     def snapshot(self) -> Snapshot:
-        """Costs time in proportion to the blocks of the cache."""
+        """Costs time in proportion to the blocks of the cache; of those that wait, it shows the first ones."""
         scheduler = self.scheduler
-        requests = [_request_snapshot(request) for request in (*scheduler.running, *scheduler.waiting)]
+        waiting = scheduler.waiting[:_MAX_WAITING_SHOWN]
+        requests = [_request_snapshot(request) for request in (*scheduler.running, *waiting)]
         return Snapshot(self.stats(), requests, scheduler.kv.pool.states())
 
     def _enqueue(self, request: Request) -> TokenOutput | None:

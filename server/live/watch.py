@@ -13,10 +13,6 @@ from server.serving import Serving
 
 INTERVAL = 0.2
 """Seconds from one look to the next."""
-PATIENCE = 1.0
-"""Seconds after which viewers hear that the engine, which answers between steps, has not answered yet."""
-BLOCKS_PER_SECOND = 100_000
-"""That are looked at; the core needs a quarter of a microsecond for each, so at most a fortieth of its time."""
 
 
 class Watch:
@@ -26,8 +22,6 @@ class Watch:
         self._serving = serving
         self._num_viewers = 0
         self._looking: asyncio.Task[None] | None = None
-        self._asked: asyncio.Task[Snapshot] | None = None
-        """At most one snapshot is on its way, however long it takes."""
         self._next: asyncio.Future[Frame]
 
     @property
@@ -53,10 +47,9 @@ class Watch:
         return self._serving.drained_by is not None or self._serving.engine.is_dead
 
     def _stop(self) -> None:
-        for task in (self._looking, self._asked):
-            if task is not None:
-                task.cancel()
-        self._looking = self._asked = None
+        if self._looking is not None:
+            self._looking.cancel()
+        self._looking = None
 
     async def _look(self) -> None:
         try:
@@ -64,8 +57,7 @@ class Watch:
                 live = await self._live()
                 shown, self._next = self._next, asyncio.get_running_loop().create_future()
                 shown.set_result(Frame(live, self._serving.telemetry.owner_of))
-                num_blocks = live.engine.num_blocks if live.engine else 0
-                await asyncio.sleep(max(INTERVAL, num_blocks / BLOCKS_PER_SECOND))
+                await asyncio.sleep(max(INTERVAL, self._serving.telemetry.snapshots.seconds_kept()))
         except Exception as error:  # a fault of ours, which viewers hear of
             self._next.set_exception(error)
 
@@ -86,15 +78,10 @@ class Watch:
 
     async def _snapshot(self) -> tuple[Snapshot | None, str]:
         """Or why there is none."""
-        if self._asked is None:
-            self._asked = asyncio.create_task(self._serving.engine.snapshot())
-        asked = self._asked
-        await asyncio.wait({asked}, timeout=PATIENCE)
-        if not asked.done():
-            return None, "the engine is at a long step"
-        self._asked = None
         try:
-            return asked.result(), ""
+            return await self._serving.telemetry.snapshots.latest(), ""
+        except TimeoutError:
+            return None, "the engine is at a long step"
         except RequestError as error:
             return None, error.message
 

@@ -1,6 +1,5 @@
 """`Telemetry`: all of this around one engine."""
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Protocol
@@ -15,12 +14,10 @@ from server.metrics.figures import Figures
 from server.metrics.ledger import Ledger
 from server.metrics.records import RequestRecord
 from server.metrics.request_log import log_request
+from server.metrics.snapshots import Snapshots
 from server.metrics.timelines import timeline_of
 from server.metrics.watcher import Watcher
 from server.protocol.timelines import RequestTimeline
-
-PATIENCE = 1.0
-"""Seconds for which the engine is waited for: it answers between two steps."""
 
 
 class ObservedEngine(EngineStats, Protocol):
@@ -40,6 +37,7 @@ class Telemetry:
         self.figures = Figures(engine.info)
         self.ledger = Ledger(self.figures, config.max_kept_timelines, self._tell)
         self._watcher = Watcher(self.figures)
+        self.snapshots = Snapshots(engine)
         self.owner_of = self._watcher.owner_of
         self._engine = engine
         self._config = config
@@ -61,7 +59,7 @@ class Telemetry:
         snapshots: dict[str, RequestSnapshot] = {}
         if record.ended is None:
             with contextlib.suppress(Unavailable, TimeoutError):  # what was told before is better than nothing
-                snapshot = await asyncio.wait_for(self._engine.snapshot(), PATIENCE)
+                snapshot = await self.snapshots.latest()
                 snapshots = {one.request_id: one for one in snapshot.requests}
         return timeline_of(record, self._model, snapshots, self._watcher.causes)
 

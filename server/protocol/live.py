@@ -46,7 +46,7 @@ class LiveEngine(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens that were looked for in the prefix cache."""
     prefix_hits: int
     requests: list[LiveRequest]
-    """Running ones first; then waiting ones, in their order."""
+    """Running ones first; then the first 256 waiting ones, in their order."""
     blocks: list[int]
     """Runs of equal blocks from block 0 on: length, state, length, state, … A state is the number of requests that
     hold the block, 254 at most; 255 is a free block with content that can be found again."""

@@ -13,7 +13,7 @@ from engine.messages import RequestSnapshot, Snapshot
 from scheduler.timeline import Chunk, Timeline
 from server.app import create_app
 from server.metrics.records import Choice, RequestRecord
-from server.metrics.telemetry import PATIENCE
+from server.metrics.snapshots import PATIENCE
 from server.metrics.why import sentences
 from tests.server.conftest import MODEL
 from tests.server.fake_engine import FakeEngine
@@ -109,6 +109,19 @@ async def test_what_runs_is_told_as_the_engine_sees_it(client: httpx.AsyncClient
     assert told["why"][-1] == "it ended because the client went away"
 
 
+async def test_polls_share_looks_at_a_large_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    """Each look costs the engine's step some time."""
+    engine.script, engine.delay = lambda prompt, params: "a" * 900, 0.002
+    work = asyncio.create_task(client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 900}, headers=ID))
+    await asyncio.sleep(0.05)
+    engine.look = lambda: Snapshot(engine.stats(), [], bytes(100_000))
+    for _ in range(5):
+        await asyncio.gather(*(timeline(client) for _ in range(5)), client.get("/v1/engine/live"))
+    assert engine.num_looks <= 2
+    work.cancel()
+    await asyncio.gather(work, return_exceptions=True)
+
+
 @pytest.mark.parametrize("kind", ["dead", "long"])
 async def test_an_engine_that_does_not_answer_holds_up_nobody(
     client: httpx.AsyncClient, engine: FakeEngine, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -122,7 +135,7 @@ async def test_an_engine_that_does_not_answer_holds_up_nobody(
 
     engine.look = dead
     engine.delay = 0.3 if kind == "long" else 0
-    monkeypatch.setattr("server.metrics.telemetry.PATIENCE", 0.05 if kind == "long" else PATIENCE)
+    monkeypatch.setattr("server.metrics.snapshots.PATIENCE", 0.05 if kind == "long" else PATIENCE)
     told = await timeline(client)
     assert told["choices"][0]["status"] == "waiting"
     work.cancel()

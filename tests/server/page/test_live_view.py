@@ -169,7 +169,7 @@ async def test_large_caches_are_looked_at_less_often(engine: FakeEngine, watch: 
 async def test_a_long_step_is_waited_for_once(
     engine: FakeEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.live.watch.PATIENCE", 0.05)
+    monkeypatch.setattr("server.metrics.snapshots.PATIENCE", 0.05)
     engine.delay = 0.7
     viewer = watch.frames()
     frame = await first_of(anext(viewer))
