@@ -71,22 +71,26 @@ def generate_chat_of(body: OllamaGenerateRequest, serving: Serving) -> Chat:
     )
 
 
-async def plain_prompt(body: OllamaGenerateRequest, serving: Serving) -> list[int]:
-    """Token ids of a prompt without chat template: raw, or with a suffix. Raises `InvalidRequest`."""
+async def plain_prompt(body: OllamaGenerateRequest, serving: Serving, *, must_fit: bool) -> list[int]:
+    """Token ids of a prompt without chat template: raw, or with a suffix. Raises `InvalidRequest`.
+
+    With `must_fit`, a text that is too long is mostly refused before it is encoded.
+    """
     for name in ("system", "context"):
         if getattr(body, name):
             raise InvalidRequest(f"{name} needs the chat template, which raw and suffix leave out", param=name)
     if body.think:
         raise InvalidRequest("think needs the chat template, which raw and suffix leave out", param="think")
     if body.suffix:
-        return await serving.engine.encode_infill(body.prompt or "", body.suffix)
-    return await serving.engine.encode(body.prompt or "")
+        return await serving.engine.encode_infill(body.prompt or "", body.suffix, must_fit=must_fit)
+    return await serving.engine.encode(body.prompt or "", must_fit=must_fit)
 
 
 async def without_beginning(body: OllamaGenerateRequest, chat: Chat, serving: Serving) -> Chat | None:
     """With the end of `context` and prompt that leaves room for an answer; None where the template is too long."""
     empty = {**chat.messages[-1], "content": ""}
-    around = await render(serving, dataclasses.replace(chat, messages=[*chat.messages[:-1], empty]))
+    without_prompt = dataclasses.replace(chat, messages=[*chat.messages[:-1], empty])
+    around = await render(serving, without_prompt, must_fit=True)
     room = room_for_prompt(serving) - len(around.token_ids)
     if room < 1:
         return None
@@ -149,7 +153,7 @@ def _ignored_options(given: dict[str, Any] | None) -> list[str]:
 def _options(options: dict[str, Any] | None, config: ServerConfig) -> Options:
     ignored = _ignored_options(options)
     if ignored and config.strict_fields:
-        raise InvalidRequest(f"unknown option {ignored[0][:64]}", param="options")
+        raise InvalidRequest(f"the option {ignored[0][:64]} is not supported by this server", param="options")
     # clients write all numbers as floats; as at Ollama, those without a fraction are integers as well
     given = {name: _as_integer(value) for name, value in (options or {}).items() if value is not None}
     try:

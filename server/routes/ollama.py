@@ -152,7 +152,7 @@ class OllamaGenerateRoute(OllamaRoute[OllamaGenerateRequest]):
     async def start(self, serving: Serving, body: OllamaGenerateRequest) -> tuple[Generation, Answers]:
         if self.gives_context(body):
             return await start_chat(serving, generate_chat_of(body, serving), "gen-")
-        return self._start_plain(serving, body, await plain_prompt(body, serving))
+        return self._start_plain(serving, body, await plain_prompt(body, serving, must_fit=True))
 
     async def start_shorter(
         self, serving: Serving, body: OllamaGenerateRequest
@@ -166,7 +166,7 @@ class OllamaGenerateRoute(OllamaRoute[OllamaGenerateRequest]):
                 return None
             generation, answers = await start_chat(serving, shorter, "gen-")
         else:
-            token_ids = end_of(await plain_prompt(body, serving), serving)
+            token_ids = end_of(await plain_prompt(body, serving, must_fit=False), serving)
             generation, answers = self._start_plain(serving, body, token_ids)
         return generation, answers, {"x-octavo-prompt-cut-to": str(generation.num_prompt_tokens)}
 
