@@ -1,5 +1,6 @@
 """`LLM` for scripts: prompts of both kinds, parameters for one or each, choices, chats, failures."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from engine.llm import LLM
 from tests.engine.tiny_models import write_tiny
 
 GREEDY = SamplingParams(temperature=0, max_tokens=10)
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -127,4 +129,30 @@ def test_the_public_face_brings_torch_only_for_the_engine():
         "import sys; from octavo import SamplingParams; assert 'torch' not in sys.modules\n"
         "from octavo import LLM; assert 'torch' in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", script], cwd=Path(__file__).parents[2], check=True)
+    subprocess.run([sys.executable, "-c", script], cwd=ROOT, check=True)
+
+
+def run_script(script, **variables):
+    """What it writes to stderr; libgomp lists there what it has read."""
+    given = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
+    env = {**given, "OMP_DISPLAY_ENV": "VERBOSE", **variables}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, text=True).stderr
+
+
+def test_threads_sleep_at_barriers_and_the_callers_environment_stays_as_it_was():
+    said = run_script(
+        "import os; before = dict(os.environ)\n"
+        "from octavo import LLM\n"
+        "from octavo import LLM\n"
+        "assert {name for name in os.environ if 'NUM_THREADS' in name or 'GOMP' in name} <= set(before)"
+    )
+    assert "GOMP_SPINCOUNT = '1000'" in said
+    assert "RuntimeWarning" not in said
+
+
+@pytest.mark.parametrize("variables", [{}, {"GOMP_SPINCOUNT": "77"}])
+def test_torch_before_the_engine_is_warned_of(variables):
+    said = run_script("import torch; from octavo import LLM; from octavo import LLM", **variables)
+    assert said.count("RuntimeWarning: torch was imported before LLM") == (not variables)
+    assert ("GOMP_SPINCOUNT = '77'" in said) == bool(variables)
