@@ -76,7 +76,7 @@ def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[str, list[dict[st
     named: Any = body.function_call
     if isinstance(named, dict):
         named = {"type": "function", "function": named}
-    with naming({"tools": "functions", "tool_choice": "function_call"} if functions else {}):
+    with naming({"tools": "functions", "tool_choice": "function_call"} if functions or named else {}):
         tools = offered(body.tools or functions, tool_of, passed_over)
         return tool_choice(body.tool_choice or named, tools)
 
@@ -112,6 +112,8 @@ def _chat_message(given: dict[str, Any], where: str, passed_over: list[str]) -> 
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise InvalidRequest(f"{where}.role must be a string; got {shown(role)}", param="messages")
+    if not isinstance(message.get("tool_call_id"), str | None):
+        raise InvalidRequest(f"{where}.tool_call_id must be a string", param="messages")
     if role == "tool":
         content = result_text(message.get("content"), f"{where}.content", "messages", passed_over)
     else:

@@ -18,7 +18,7 @@ _ABOUT_ITEMS = {"type", "id", "call_id", "status", "namespace", "caller", "creat
 
 
 def is_of_server(item: dict[str, Any]) -> bool:
-    return item.get("type") in OF_SERVERS
+    return str(item.get("type")) in OF_SERVERS
 
 
 def as_function_item(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:

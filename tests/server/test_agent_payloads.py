@@ -1,6 +1,8 @@
 """The requests of coding agents, in reduced form: everything in them is served, or passed over by name."""
 
+import copy
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,9 +10,15 @@ import httpx
 import pytest
 
 from tests.server.fake_engine import FakeEngine
+from tests.server.test_agent_histories import ITEMS, PRINTING, TemplateEngine
 
 PAYLOADS = sorted((Path(__file__).parents[1] / "clients" / "payloads").glob("*.json"))
 TEMPLATE = "{% for tool in tools %}{{ tool }}{% endfor %}<tool_call>"
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return TemplateEngine()
 
 
 @pytest.mark.parametrize("payload", PAYLOADS, ids=lambda path: path.stem)
@@ -36,3 +44,59 @@ async def test_turns_of_an_agent(client: httpx.AsyncClient, engine: FakeEngine, 
     results = [message["content"] for message in engine.messages if message["role"] == "tool"]
     assert len(called) == len(results)
     assert results[-1] == "[image left out: this model reads only text]"
+
+
+ODD: list[Any] = [None, 1.5, "", [], {}, [[]], {"type": "x"}, [{"type": "input_image"}], True, "{"]
+INSISTING = (
+    PRINTING + "{% if tool_call.id|length != 9 %}{% endif %}{% if not message.tool_calls|length == 1 %}{% endif %}"
+)
+CHAT = {
+    "path": "/v1/chat/completions",
+    "body": {
+        "functions": None,
+        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]}},
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}]},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [
+                    {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+                    {"id": "d", "type": "custom", "custom": {"name": "g", "input": "x"}},
+                ],
+            },
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "image_url", "image_url": {"url": "u"}}]},
+            {"role": "assistant", "function_call": {"name": "f", "arguments": "{"}},
+            {"role": "function", "name": "f", "content": "r"},
+        ],
+    },
+}
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in inner:
+        yield (*path, name)
+        if name not in ("parameters", "input_schema"):
+            yield from places(one, (*path, name))
+
+
+@pytest.mark.parametrize("template", [ITEMS, INSISTING])
+@pytest.mark.parametrize("name", ["codex", "claude_code", "chat"])
+async def test_odd_values_anywhere_are_no_fault_of_the_server(
+    client: httpx.AsyncClient, engine: TemplateEngine, name: str, template: str
+) -> None:
+    engine.chat_template = template
+    agent: Any = CHAT if name == "chat" else json.loads(PAYLOADS[name == "codex"].read_text())
+    body = {**agent["body"], "model": "fake", "stream": False}
+    if name != "chat":
+        body |= {"tools": agent["offered"], agent["conversation"]: agent["first"] + agent["later"], agent["limit"]: 9}
+    for count, (*path, last) in enumerate(places(body)):
+        for odd in ODD if name == "chat" else ODD[count % 4 :: 4]:
+            changed = copy.deepcopy(body)
+            place = changed
+            for step in path:
+                place = place[step]
+            place[last] = odd
+            response = await client.post(agent["path"], json=changed)
+            assert response.status_code in (200, 400, 404), (path, last, odd, response.text)
