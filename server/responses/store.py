@@ -33,10 +33,9 @@ class StoredResponse:
         self._builder: ResponseBuilder | None = builder
         self.id = builder.response.id
         self.owner = current_owner()
-        self.own_items = items
         self.context = context
         """What the model answers."""
-        self.num_bytes: int = previous.num_bytes if previous else 0
+        self.num_bytes: int = (previous.num_bytes if previous else 0) + len(msgspec.json.encode(items))
         """Of JSON, with the context, though several responses may share it."""
         self.tape: Tape | None = None
         """The events of a background response that was asked to stream."""
@@ -65,7 +64,7 @@ class StoredResponse:
             self._builder.cancel()
             self._response = self._builder.response
             self._builder = None
-            self.num_bytes += len(msgspec.json.encode([self._response, self.own_items]))
+            self.num_bytes += len(msgspec.json.encode(self._response))
             self.num_bytes += self.tape.num_bytes if self.tape else 0
 
 

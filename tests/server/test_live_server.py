@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-LIMITS = ["--max-model-len", "256", "--max-num-seqs", "8"]
+LIMITS = {"--max-model-len": "256", "--max-num-seqs": "8"}
 
 
 class LiveServer:
@@ -30,7 +30,8 @@ class LiveServer:
             self.port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
-        command = [*prefix, sys.executable, "-m", "server.cli", "serve", model, "--config", "test", *LIMITS, *flags]
+        limits = [word for limit in LIMITS.items() if limit[0] not in flags for word in limit]
+        command = [*prefix, sys.executable, "-m", "server.cli", "serve", model, "--config", "test", *limits, *flags]
         with log.open("wb") as output:
             self.process = subprocess.Popen(
                 [*command, "--port", str(self.port)], cwd=ROOT, stdout=output, stderr=subprocess.STDOUT
