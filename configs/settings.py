@@ -62,7 +62,7 @@ class EngineConfig(SchedulerConfig, frozen=True, kw_only=True):
         Literal["auto", "none", "int8", "int4", "fp8"],
         Meta(
             description="Weights of linear layers: int8, int4 and (on a GPU) fp8 quantise at load; auto keeps a GGUF"
-            " file's own form where the dtype is bfloat16; none computes with the dtype."
+            " file's own form, unless dtype is float32 by name; none computes with the dtype."
         ),
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], Meta(description="auto takes a GPU where there is one.")] = "auto"

@@ -281,8 +281,8 @@ async def test_defaults_of_the_checkpoint_give_way_to_the_request(
         ({"stream": True, "stream_options": {"include_usages": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
         ({"stop": [""]}, "stop"),
-        ({"stop": "x" * 2000}, "stop"),
-        ({"stop": ["x"] * 17}, "stop"),
+        ({"stop": "x" * 5000}, "stop"),
+        ({"stop": ["x"] * 257}, "stop"),
         ({"stop_token_ids": [258]}, "stop_token_ids"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"5": 101}}, "logit_bias"),
@@ -315,7 +315,7 @@ async def test_unknown_fields_are_named_in_a_header(client: httpx.AsyncClient) -
         assert response.headers["x-octavo-ignored-fields"] == "foo, b\\xf6se??x: y"
 
 
-@pytest.mark.parametrize("model", ["no-such", ""])
+@pytest.mark.parametrize("model", ["no-such", "no-such:latest"])
 async def test_unknown_models(client: httpx.AsyncClient, model: str) -> None:
     response = await client.post(PATH, json={"prompt": "ab", "model": model})
     error = response.json()["error"]
