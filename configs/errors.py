@@ -13,6 +13,7 @@ OctavoError
     ├── RequestFailed           500: the model gave no usable answer for this request
     └── Unavailable             503: not now
         ├── EngineDead              the core process has ended, and the request with it
+        ├── CompilerBusy            other requests' grammars take its time
         └── ShuttingDown            the server takes no more work
 """
 
@@ -146,6 +147,14 @@ class EngineDead(Unavailable):
         self, message: str = "the engine has stopped; see the server's log", *, retry_after: int | None = None
     ) -> None:
         super().__init__(message, code="engine_dead", retry_after=retry_after)
+
+
+class CompilerBusy(Unavailable):
+    """Grammars of other requests take long to compile."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message, code="compiler_busy", retry_after=5)
+        self.param = param
 
 
 class ShuttingDown(Unavailable):

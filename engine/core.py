@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from configs.errors import InvalidRequest, RequestFailed, SettingsError
+from configs.errors import InvalidRequest, RequestError, RequestFailed, SettingsError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 from scheduler.output import SchedulerOutput
@@ -26,9 +26,9 @@ from .messages import AddRequest, CoreReady, RequestSnapshot, Snapshot, StepStat
 from .model_runner import ModelRunner, StepResult, StepUnderWay
 from .models.config import ModelConfig, rope_cache_key
 from .prompt_reader import PromptAnswer
-from .structured.compiler import Compiler
+from .structured.compiler import load_compiler
 from .structured.languages import Languages
-from .text.tokenizer import load_tokenizer
+from .structured.trial import TrialProcess
 
 logger = logging.getLogger("octavo.engine")
 
@@ -76,7 +76,7 @@ class EngineCore:
         self._most_under_way = int(config.async_scheduling or 0)
         self._under_way: deque[tuple[SchedulerOutput, StepUnderWay, float]] = deque()  # launched, not booked
         self._last_step = (0, 0.0, 0.0)  # its tokens, begin and end
-        self._languages = Languages(lambda: _load_compiler(config))
+        self._languages = Languages(lambda: load_compiler(config), TrialProcess(config))
         batch = InputBatch(
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
@@ -218,7 +218,7 @@ class EngineCore:
         refusals = []
         for request, reason in self._languages.take(wait=not self.scheduler.has_work):
             if reason is not None:
-                refusals.append(_refusal(request, InvalidRequest(reason, param="structured")))
+                refusals.append(_refusal(request, reason))
             elif refusal := self._enqueue(request):
                 self._languages.forget([request.request_id])
                 refusals.append(refusal)
@@ -268,14 +268,7 @@ def max_context(config: EngineConfig, model: ModelConfig) -> int:
     return config.max_model_len
 
 
-def _load_compiler(config: EngineConfig) -> Compiler:
-    """Raises ImportError without xgrammar. The checkpoint is read again: few need its vocabulary here."""
-    checkpoint = open_checkpoint(locate_model(config.model))
-    tokenizer = load_tokenizer(checkpoint)
-    return Compiler(tokenizer, checkpoint.config.vocab_size, tokenizer.eos_token_ids)
-
-
-def _refusal(request: Request, error: InvalidRequest) -> TokenOutput:
+def _refusal(request: Request, error: RequestError) -> TokenOutput:
     return TokenOutput(
         request_id=request.request_id,
         finish_reason="error",

@@ -7,8 +7,12 @@ from functools import lru_cache
 from typing import Any
 
 from configs.sampling import StructuredOutput
-from engine.text.tokenizer import Tokenizer
+from configs.settings import EngineConfig
+from engine.bundled import locate_model
+from engine.checkpoints import open_checkpoint
+from engine.text.tokenizer import Tokenizer, load_tokenizer
 
+from .costs import check_costs
 from .json_schema import enforceable, parsed_json
 from .language import Language, bits_of
 from .lark import is_lark, lark_to_ebnf
@@ -17,6 +21,8 @@ from .structural_tag import TagReader
 
 MAX_SOURCE = 256 * 1024
 """Bytes of a source."""
+MAX_RULE_BYTES = 32 << 20
+"""Of xgrammar's cache, per vocabulary."""
 MAX_SPACES = 20
 """Consecutive white space in JSON: enough for an indented document, and a model cannot fill its answer with it."""
 
@@ -48,17 +54,20 @@ class Compiler:
             b"" if token_id in self._special else tokenizer.token_bytes(token_id) for token_id in range(vocab_size)
         ]
         self._control_ids = {token_id for token_id, raw in enumerate(self._tokens) if _CONTROL.search(raw)}
-        self._vocabulary = lru_cache(4)(self._make_vocabulary)
+        self._compiler_for = lru_cache(4)(self._make_compiler)
         self._pattern_for = lru_cache(256)(self._make_pattern)
 
-    def compile(self, structured: StructuredOutput) -> Language:
-        """Raises ValueError with the reason for what cannot be compiled."""
+    def compile(self, structured: StructuredOutput, *, lazily: bool = False) -> Language:
+        """Raises ValueError with the reason for what cannot be compiled.
+
+        `lazily` leaves the sets of tokens to the steps that need them: for what has many, of which outputs see few.
+        """
         source = structured.source
         if len(source) > MAX_SOURCE or len(source.encode(errors="replace")) > MAX_SOURCE:
             raise ValueError(f"it is longer than {MAX_SOURCE} bytes")
         try:
             kind, source, shown = self._prepared(structured)
-            compiler = self._xgrammar.GrammarCompiler(self._vocabulary(shown), max_threads=1, cache_enabled=False)
+            compiler = self._compiler_for(shown, lazily)
             options = {"max_whitespace_cnt": MAX_SPACES} if kind == "json_schema" else {}
             compiled = getattr(compiler, f"compile_{kind}")(source, **options)
             hidden = self._special.keys() - shown
@@ -81,9 +90,9 @@ class Compiler:
             return "structural_tag", json.dumps(_one_of(parsed_json(source))), frozenset()
         if kind == "structural_tag":
             reader = TagReader(self._pattern_for, self._ebnf, MAX_SPACES)
-            tag = reader.read(parsed_json(source))
+            tag = reader.read(_bounded(parsed_json(source)))
             return kind, json.dumps(tag), self._shown(json.dumps(tag, ensure_ascii=False), reader.named_ids)
-        schema = {"type": "object"} if kind == "json_object" else parsed_json(source)
+        schema = {"type": "object"} if kind == "json_object" else _bounded(parsed_json(source))
         return "json_schema", json.dumps(enforceable(schema, self._pattern_for)), frozenset()
 
     def _ebnf(self, grammar: str) -> str:
@@ -102,12 +111,31 @@ class Compiler:
             raise ValueError(f"pattern {pattern[:60]!r} is not supported")
         return converted
 
-    def _make_vocabulary(self, shown: frozenset[int]) -> Any:
+    def _make_compiler(self, shown: frozenset[int], lazily: bool) -> Any:
         tokens = list(self._tokens)
         for token_id in shown:
             tokens[token_id] = self._special[token_id]
         # Ids that end a request are the row's own affair, see `Matcher`.
-        return self._xgrammar.TokenizerInfo(tokens, vocab_size=self._vocab_size, stop_token_ids=[])
+        vocabulary = self._xgrammar.TokenizerInfo(tokens, vocab_size=self._vocab_size, stop_token_ids=[])
+        # languages share rules, such as those of JSON's strings, which take most of the time
+        return self._xgrammar.GrammarCompiler(
+            vocabulary,
+            max_threads=1,
+            cache_limit_bytes=MAX_RULE_BYTES,
+            enable_dynamic_compilation=lazily,
+        )
+
+
+def load_compiler(config: EngineConfig) -> Compiler:
+    """Raises ImportError without xgrammar. The checkpoint is read again: few need its vocabulary here."""
+    checkpoint = open_checkpoint(locate_model(config.model))
+    tokenizer = load_tokenizer(checkpoint)
+    return Compiler(tokenizer, checkpoint.config.vocab_size, tokenizer.eos_token_ids)
+
+
+def _bounded(document: Any) -> Any:
+    check_costs(document)
+    return document
 
 
 def _one_of(texts: Any) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """`Languages`: those of the requests, compiled beside the steps.
 
-want ──> cache ─────────────────────────┐
-  └───> job (one per StructuredOutput) ─┤ take ──> held until `forget`
-             worker thread compiles     │
+want ──> cache ────────────────────────────────────────────────────┐
+  └───> job (one per StructuredOutput) ──> what is cheap: compiled ┤ take ──> held until `forget`
+                └──> what may not be: a trial, then compiled ──────┘
 """
 
 import atexit
@@ -16,19 +16,24 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 
+from configs.errors import CompilerBusy, InvalidRequest, RequestError
 from configs.sampling import StructuredOutput
 from scheduler.request import Request
 
 from .compiler import Compiler
+from .costs import is_cheap
 from .language import Language
+from .trial import MAX_COMPILE_TIME, TrialProcess
 
 logger = logging.getLogger("octavo.engine")
 
-MAX_COMPILE_TIME = 10.0
-"""Seconds."""
 MAX_CACHE_BYTES = 128 << 20
-_MAX_STUCK = 2
-"""Workers that are left alone with what they cannot finish in time; a thread cannot be stopped."""
+MAX_WAIT = 20.0
+"""Seconds that a costly grammar waits for others."""
+_COSTLY_WORKERS = 2
+_MAX_LANGUAGE_BYTES = MAX_CACHE_BYTES // 2
+_SHORT = 0.5
+"""Seconds of a trial. What took longer is compiled lazily here, where nobody could stop it."""
 _NICENESS = 5
 _WAIT = 0.005
 """Seconds."""
@@ -40,34 +45,35 @@ _MIN_ENTRY_BYTES = 4096
 class _Job:
     structured: StructuredOutput
     requests: dict[str, Request] = field(default_factory=dict)
-    started: float | None = None
-    """On the monotonic clock; the time for loading xgrammar does not count."""
-    is_late: bool = False
+    waits_since: float | None = None
+    """For a costly one's turn; on the monotonic clock."""
     is_cancelled: bool = False
-    ends_worker: bool = False
-    """Another worker has taken over."""
 
 
-Outcome = Language | str
+Outcome = Language | RequestError
 """The language, or why there is none."""
+_Jobs = SimpleQueue[_Job | None]
+"""None: a worker may go."""
 
 
 class Languages:
-    """Called by the thread that owns the core; one more thread compiles, one language at a time."""
+    """Called by the thread that owns the core; others compile: one what is cheap, some what may not be."""
 
-    def __init__(self, load: Callable[[], Compiler]) -> None:
-        """`load` is called by the worker, at the first request."""
+    def __init__(self, load: Callable[[], Compiler], trials: TrialProcess) -> None:
+        """`load` is called by a worker, at the first request."""
         self._load = load
+        self._trials = trials
         self._load_lock = threading.Lock()
         self._compiler: Compiler | None = None
-        self._todo: SimpleQueue[_Job | None] = SimpleQueue()  # None: the worker may go
+        self._todo: _Jobs = SimpleQueue()
+        self._costly: _Jobs = SimpleQueue()
         self._done: SimpleQueue[tuple[_Job, Outcome]] = SimpleQueue()
         self._jobs: dict[StructuredOutput, _Job] = {}  # queued or running
         self._cache: OrderedDict[StructuredOutput, Outcome] = OrderedDict()  # least recently used first
         self._cache_bytes = 0
         self._ready: list[tuple[Request, Outcome]] = []
         self._held: dict[str, Language] = {}  # by request id
-        self._num_workers = 0  # those that are not stuck
+        self._workers: list[threading.Thread] = []
 
     @property
     def has_work(self) -> bool:
@@ -95,13 +101,12 @@ class Languages:
         job = self._jobs.get(structured)
         if job is None:
             job = self._jobs[structured] = _Job(structured)
+            if not self._workers:
+                self._employ(self._sort_out, self._todo)
             self._todo.put(job)
-            self._employ()
         job.requests[request.request_id] = request
-        if job.is_late or not self._num_workers:
-            self._give_up(job)
 
-    def take(self, *, wait: bool) -> list[tuple[Request, str | None]]:
+    def take(self, *, wait: bool) -> list[tuple[Request, RequestError | None]]:
         """Requests whose language is held from now on, or why they have none; waits a few milliseconds if told to."""
         wait = wait and not self._ready
         while True:
@@ -112,13 +117,14 @@ class Languages:
             wait = False
             self._finish(job, outcome)
         for job in list(self._jobs.values()):
-            if job.started is not None and not job.is_late and time.monotonic() - job.started > MAX_COMPILE_TIME:
-                self._leave_alone(job)
+            if job.waits_since is not None and time.monotonic() - job.waits_since > MAX_WAIT:
+                job.is_cancelled = True
+                self._finish(job, CompilerBusy("grammars of other requests take long to compile; try again later"))
         ready, self._ready = self._ready, []
         for request, outcome in ready:
             if isinstance(outcome, Language):
                 self._held[request.request_id] = outcome
-        return [(request, outcome if isinstance(outcome, str) else None) for request, outcome in ready]
+        return [(request, None if isinstance(outcome, Language) else outcome) for request, outcome in ready]
 
     def of(self, request_id: str) -> Language | None:
         return self._held.get(request_id)
@@ -129,17 +135,17 @@ class Languages:
             self._held.pop(request_id, None)
             self._ready = [entry for entry in self._ready if entry[0].request_id != request_id]
             for job in list(self._jobs.values()):
-                if job.requests.pop(request_id, None) and not job.requests and job.started is None:
+                if job.requests.pop(request_id, None) and not job.requests:
                     job.is_cancelled = True
                     del self._jobs[job.structured]
 
     def _finish(self, job: _Job, outcome: Outcome) -> None:
         if self._jobs.get(job.structured) is job:
             del self._jobs[job.structured]
-        self._remember(job.structured, outcome)
+        if not isinstance(outcome, CompilerBusy):
+            self._remember(job.structured, outcome)
         self._ready += [(request, outcome) for request in job.requests.values()]
-        if job.is_late and not job.ends_worker:  # all were stuck: this worker goes on
-            self._num_workers += 1
+        job.requests.clear()
 
     def _remember(self, structured: StructuredOutput, outcome: Outcome) -> None:
         if structured in self._cache:
@@ -149,65 +155,75 @@ class Languages:
         while self._cache_bytes > MAX_CACHE_BYTES:
             self._cache_bytes -= _size(*self._cache.popitem(last=False))
 
-    def _leave_alone(self, job: _Job) -> None:
-        job.is_late = True
-        self._num_workers -= 1
-        self._give_up(job)
-        if sum(each.is_late for each in self._jobs.values()) < _MAX_STUCK:
-            job.ends_worker = True
-            self._employ()
-        else:
-            for each in self._jobs.values():
-                self._give_up(each)
+    def _employ(self, work: Callable[[_Job], Outcome | None], jobs: _Jobs) -> None:
+        worker = threading.Thread(target=self._work, args=(work, jobs), name="octavo-languages", daemon=True)
+        self._workers.append(worker)
+        worker.start()
+        # An interpreter that ends while a thread is inside of xgrammar would be aborted by the C++ runtime.
+        atexit.register(self._dismiss, worker, jobs)
 
-    def _give_up(self, job: _Job) -> None:
-        reason = f"it takes more than {MAX_COMPILE_TIME:.0f} seconds to compile"
-        if not job.is_late:
-            reason = "the compiler is busy with others that take long; try again later"
-        self._ready += [(request, reason) for request in job.requests.values()]
-        job.requests.clear()
-
-    def _employ(self) -> None:
-        stuck = sum(job.is_late for job in self._jobs.values())
-        if not self._num_workers and stuck < _MAX_STUCK:
-            self._num_workers += 1
-            worker = threading.Thread(target=self._work, name="octavo-languages", daemon=True)
-            worker.start()
-            # An interpreter that ends while a thread is inside of xgrammar would be aborted by the C++ runtime.
-            atexit.register(self._dismiss, worker)
-
-    def _dismiss(self, worker: threading.Thread) -> None:
-        self._todo.put(None)
+    def _dismiss(self, worker: threading.Thread, jobs: _Jobs) -> None:
+        self._trials.close()
+        jobs.put(None)
         worker.join(MAX_COMPILE_TIME)
 
-    def _work(self) -> None:
+    def _work(self, work: Callable[[_Job], Outcome | None], jobs: _Jobs) -> None:
         if sys.platform == "linux":  # where niceness is a thread's own
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        while True:
-            job = self._todo.get()
-            if job is None:
-                return
-            if job.is_cancelled:
-                continue
-            self._done.put((job, self._compile(job)))
-            if job.ends_worker:
-                return
+        while (job := jobs.get()) is not None:
+            job.waits_since = None
+            if not job.is_cancelled and (outcome := self._outcome(work, job)) is not None:
+                self._done.put((job, outcome))
 
-    def _compile(self, job: _Job) -> Outcome:
+    def _outcome(self, work: Callable[[_Job], Outcome | None], job: _Job) -> Outcome | None:
+        kind = job.structured.kind
         try:
-            with self._load_lock:
-                if self._compiler is None:
-                    self._compiler = self._load()
-            job.started = time.monotonic()
-            return self._compiler.compile(job.structured)
+            return work(job)
         except ImportError as error:
             logger.warning("structured outputs: %s", error)
-            return "structured outputs need xgrammar: pip install xgrammar"
-        except ValueError as error:
-            return f"{job.structured.kind} cannot be used: {error}"
+            return _refused("structured outputs need xgrammar: pip install xgrammar")
+        except CompilerBusy as error:
+            return error
+        except (InvalidRequest, ValueError) as error:
+            return _refused(f"{kind} cannot be used: {error}")
         except Exception as error:
-            logger.exception("structured outputs: a %s of %d bytes", job.structured.kind, len(job.structured.source))
-            return f"{job.structured.kind} cannot be used: {type(error).__name__}"
+            logger.exception("structured outputs: a %s of %d bytes", kind, len(job.structured.source))
+            return _refused(f"{kind} cannot be used: {type(error).__name__}")
+
+    def _sort_out(self, job: _Job) -> Outcome | None:
+        if is_cheap(job.structured):
+            return self._compile(job)
+        if len(self._workers) == 1:
+            for _ in range(_COSTLY_WORKERS):
+                self._employ(self._try, self._costly)
+        job.waits_since = time.monotonic()
+        self._costly.put(job)
+        return None
+
+    def _try(self, job: _Job) -> Outcome:
+        self._trials.start()  # it loads the same things at the same time
+        self._loaded()
+        trial = self._trials.compile(job.structured, lambda: not self._costly.empty())
+        if trial.error is not None:
+            raise ValueError(trial.error)
+        if trial.num_bytes > _MAX_LANGUAGE_BYTES:
+            raise ValueError(f"it takes more than {_MAX_LANGUAGE_BYTES >> 20} MB when it is compiled")
+        language = self._compile(job, lazily=trial.seconds > _SHORT)
+        language.num_bytes = trial.num_bytes
+        return language
+
+    def _compile(self, job: _Job, *, lazily: bool = False) -> Language:
+        return self._loaded().compile(job.structured, lazily=lazily)
+
+    def _loaded(self) -> Compiler:
+        with self._load_lock:
+            if self._compiler is None:
+                self._compiler = self._load()
+            return self._compiler
+
+
+def _refused(reason: str) -> InvalidRequest:
+    return InvalidRequest(reason, param="structured")
 
 
 def _size(structured: StructuredOutput, outcome: Outcome) -> int:

@@ -6,10 +6,12 @@ import time
 
 import pytest
 
+from configs.errors import CompilerBusy, InvalidRequest, RequestError
 from configs.sampling import SamplingParams, StructuredOutput
 from engine.structured import languages as module
 from engine.structured.compiler import Compiler
 from engine.structured.languages import Languages
+from engine.structured.trial import Trial
 from scheduler.request import Request
 from tests.engine.core_runs import add, finish, make_core
 from tests.engine.tiny_models import write_tiny
@@ -44,11 +46,30 @@ class GatedCompiler:
     def gate(self, source: str) -> threading.Event:
         return self.gates.setdefault(source, threading.Event())
 
-    def compile(self, structured: StructuredOutput):
+    def compile(self, structured: StructuredOutput, *, lazily: bool = False):
         if structured.source in self.gates:
             assert self.gates[structured.source].wait(30)
         self.compiled.append(structured.source)
         return self.compiler.compile(structured)
+
+
+class Trials:
+    """Costly grammars end as the test says, when it says so."""
+
+    def __init__(self) -> None:
+        self.gates: dict[str, threading.Event] = {}
+        self.outcomes: dict[str, Trial | Exception] = {}
+
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+    def compile(self, structured: StructuredOutput, others_wait) -> Trial:
+        if structured.source in self.gates:
+            assert self.gates[structured.source].wait(30)
+        outcome = self.outcomes.get(structured.source, Trial(0.1, 1000))
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +89,7 @@ def request(request_id: str, source: str) -> Request:
     return Request(request_id, PROMPT, SamplingParams(structured=StructuredOutput("regex", source)), arrival_time=0.0)
 
 
-def take_all(languages: Languages, seconds: float = 10) -> dict[str, str | None]:
+def take_all(languages: Languages, seconds: float = 10) -> dict[str, RequestError | None]:
     """Until nothing is waited for."""
     taken, end = {}, time.monotonic() + seconds
     while languages.has_work:
@@ -78,7 +99,7 @@ def take_all(languages: Languages, seconds: float = 10) -> dict[str, str | None]
 
 
 def test_equal_languages_are_compiled_once(compiler):
-    languages = Languages(lambda: compiler)
+    languages = Languages(lambda: compiler, Trials())
     compiler.gate("a+")
     for name in "xyz":
         languages.want(request(name, "a+"))
@@ -96,7 +117,7 @@ def test_equal_languages_are_compiled_once(compiler):
 
 def test_the_cache_is_bounded_and_what_is_in_use_stays(compiler, monkeypatch):
     monkeypatch.setattr(module, "MAX_CACHE_BYTES", 100_000)
-    languages = Languages(lambda: compiler)
+    languages = Languages(lambda: compiler, Trials())
     for index in range(30):
         languages.want(request(str(index), f"a{{{index + 1}}}"))
     take_all(languages)
@@ -107,7 +128,7 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(compiler, monkeypatch):
 
 
 def test_a_forgotten_request_does_not_come_back(compiler):
-    languages = Languages(lambda: compiler)
+    languages = Languages(lambda: compiler, Trials())
     compiler.gate("a")
     languages.want(request("running", "a"))
     languages.want(request("queued", "b"))
@@ -123,50 +144,88 @@ def test_a_forgotten_request_does_not_come_back(compiler):
     assert take_all(languages) == {"newer": None}
 
 
-def test_what_takes_too_long_is_left_alone(compiler, monkeypatch):
-    monkeypatch.setattr(module, "MAX_COMPILE_TIME", 0.1)
-    languages = Languages(lambda: compiler)
-    for source in ("s", "l"):
-        compiler.gate(source)
-    languages.want(request("slow", "s"))
-    languages.want(request("next", "n"))
+COSTLY = "[^{}]*"
+
+
+def test_costly_ones_do_not_hold_up_cheap_ones(compiler):
+    trials = Trials()
+    languages = Languages(lambda: compiler, trials)
+    sources = [COSTLY.format(each) for each in "abc"]
+    trials.gates = {source: threading.Event() for source in sources}
+    for source in sources:
+        languages.want(request(source, source))
+    languages.want(request("cheap", "a"))
+    taken, end = {}, time.monotonic() + 10
+    while not taken and time.monotonic() < end:
+        taken |= {request.request_id: reason for request, reason in languages.take(wait=True)}
+    assert taken == {"cheap": None}
+    for gate in trials.gates.values():
+        gate.set()
+    assert take_all(languages) == dict.fromkeys(sources)
+
+
+def test_a_costly_one_waits_for_others_within_bounds_and_may_come_again(compiler, monkeypatch):
+    trials = Trials()
+    languages = Languages(lambda: compiler, trials)
+    sources = [COSTLY.format(each) for each in "abc"]
+    trials.gates = {source: threading.Event() for source in sources[:2]}
+    for source in sources[:2]:
+        languages.want(request(source, source))
+    time.sleep(0.2)
+    monkeypatch.setattr(module, "MAX_WAIT", 0.1)
+    languages.want(request("waits", sources[2]))
+    taken, end = {}, time.monotonic() + 10
+    while not taken and time.monotonic() < end:
+        taken |= {request.request_id: reason for request, reason in languages.take(wait=True)}
+    [error] = taken.values()
+    assert (error.status, error.code, error.retry_after) == (503, "compiler_busy", 5)
+    for gate in trials.gates.values():
+        gate.set()
+    take_all(languages)
+    languages.want(request("again", sources[2]))
+    assert take_all(languages) == {"again": None}
+
+
+def test_how_a_trial_ends_is_how_its_request_does(compiler):
+    trials = Trials()
+    languages = Languages(lambda: compiler, trials)
+    bad, slow, busy, large = (COSTLY.format(each) for each in "abcd")
+    trials.outcomes = {
+        bad: Trial(error="nothing"),
+        slow: InvalidRequest("it takes more than 10 seconds to compile", param="structured"),
+        busy: CompilerBusy("later"),
+        large: Trial(1.0, 1 << 30),
+    }
+    for source in (bad, slow, busy, large):
+        languages.want(request(source, source))
     taken = take_all(languages)
-    assert taken["next"] is None
-    assert "seconds to compile" in taken["slow"]
-    languages.want(request("slow again", "s"))
-    assert "takes" in take_all(languages)["slow again"]
-    languages.want(request("late", "l"))
-    languages.want(request("behind", "m"))
+    assert {source: error.status for source, error in taken.items()} == {bad: 400, slow: 400, busy: 503, large: 400}
+    assert "nothing" in taken[bad].message
+    assert "seconds to compile" in taken[slow].message
+    assert "MB" in taken[large].message
+    trials.outcomes.clear()
+    for source in (busy, slow):
+        languages.want(request(source, source))
     taken = take_all(languages)
-    assert "seconds to compile" in taken["late"]
-    assert "busy" in taken["behind"]
-    languages.want(request("cached", "n"))
-    assert take_all(languages) == {"cached": None}
-    compiler.gate("s").set()
-    compiler.gate("l").set()
-    end = time.monotonic() + 10
-    while languages._jobs and time.monotonic() < end:
-        languages.take(wait=True)
-    for name, source in (("1", "s"), ("2", "l"), ("3", "o")):
-        languages.want(request(name, source))
-    assert take_all(languages) == {"1": None, "2": None, "3": None}
+    assert taken[busy] is None
+    assert taken[slow].status == 400  # it would take as long again
 
 
 def test_without_xgrammar_the_reason_says_how_to_get_it():
     def load():
         raise ModuleNotFoundError("No module named 'xgrammar'")
 
-    languages = Languages(load)
+    languages = Languages(load, Trials())
     languages.want(request("x", "a"))
-    assert take_all(languages) == {"x": "structured outputs need xgrammar: pip install xgrammar"}
+    assert take_all(languages)["x"].message == "structured outputs need xgrammar: pip install xgrammar"
 
 
 def test_an_unforeseen_exception_ends_one_request(compiler, monkeypatch):
-    languages = Languages(lambda: compiler)
+    languages = Languages(lambda: compiler, Trials())
     with monkeypatch.context() as patch:
-        patch.setattr(compiler, "compile", lambda _: 1 / 0)
+        patch.setattr(compiler, "compile", lambda _, **options: 1 / 0)
         languages.want(request("x", "a"))
-        assert "ZeroDivisionError" in take_all(languages)["x"]
+        assert "ZeroDivisionError" in take_all(languages)["x"].message
     languages.want(request("y", "b"))
     assert take_all(languages) == {"y": None}
 
@@ -178,7 +237,7 @@ def structured(source: str, **fields) -> SamplingParams:
 def test_others_go_on_while_a_language_is_compiled(core, monkeypatch):
     gate = threading.Event()
     compile_ = Compiler.compile
-    monkeypatch.setattr(Compiler, "compile", lambda self, each: gate.wait(30) and compile_(self, each))
+    monkeypatch.setattr(Compiler, "compile", lambda self, each, **options: gate.wait(30) and compile_(self, each))
     add(core, "waits", PROMPT, structured("[a-z]{4}"))
     add(core, "aborted", PROMPT, structured("[a-z]{5}"))
     add(core, "free", PROMPT, SamplingParams(max_tokens=5, ignore_eos=True))
@@ -207,7 +266,7 @@ def _message(request_id: str):
 
 def test_an_abort_while_all_wait_leaves_nothing(core, monkeypatch):
     gate = threading.Event()
-    monkeypatch.setattr(Compiler, "compile", lambda *_: gate.wait(30))
+    monkeypatch.setattr(Compiler, "compile", lambda *_, **options: gate.wait(30))
     add(core, "x", PROMPT, structured("a"))
     core.step()
     core.abort_requests(["x"])

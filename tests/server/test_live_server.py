@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,47 @@ def test_a_schema_that_cannot_be_used_ends_its_request_alone(server: LiveServer,
             response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
             assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
         assert [line for line in stream.iter_lines() if line][-1] == "data: [DONE]"
+
+
+def test_costly_grammars_end_alone_while_others_are_compiled(server: LiveServer) -> None:
+    """Wide patterns in long chains: each would take minutes."""
+
+    def constrained(pattern: str) -> httpx.Response:
+        body = {"prompt": "x", "max_tokens": 3, "structured_outputs": {"json": {"type": "string", "pattern": pattern}}}
+        return httpx.post(f"{server.url}/v1/completions", json=body, timeout=120)
+
+    with ThreadPoolExecutor(8) as threads:
+        endless = [threads.submit(constrained, f"(?:(?:[a{letter}]?){{99}}){{90}}") for letter in "bcdef"]
+        time.sleep(0.5)
+        start = time.monotonic()
+        assert server.post(prompt="x", structured_outputs={"regex": "[a-f]{3}"})["choices"][0]["text"]
+        assert time.monotonic() - start < 10
+        answers = [each.result() for each in endless]
+    assert {answer.status_code for answer in answers} <= {400, 503}
+    for answer in answers:
+        error, is_busy = answer.json()["error"], answer.status_code == 503
+        assert error["code" if is_busy else "param"] == ("compiler_busy" if is_busy else "structured_outputs")
+        assert is_busy == ("retry-after" in answer.headers)
+    assert constrained("(?:[^a]b?){2,9}").status_code == 200
+    assert server.post(prompt="x")["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"guided_regex": "[a-z]+", "allowed_token_ids": [17]},
+        {"structured_outputs": {"choice": ["a"]}, "allowed_token_ids": [17]},
+        {"guided_grammar": 'start: "a"', "allowed_token_ids": [17], "stream": True},
+    ],
+)
+def test_restrictions_that_contradict_each_other_are_the_clients_mistake(
+    server: LiveServer, fields: dict[str, Any]
+) -> None:
+    response = httpx.post(f"{server.url}/v1/completions", json={"prompt": "x", **fields}, timeout=60)
+    error = response.json()["error"]
+    assert (response.status_code, error["type"]) == (400, "invalid_request_error")
+    assert "no token is allowed" in error["message"]
+    assert error["param"] in fields
 
 
 def test_an_answer_follows_its_schema(server: LiveServer) -> None:
