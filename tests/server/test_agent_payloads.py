@@ -53,8 +53,11 @@ INSISTING = (
 CHAT = {
     "path": "/v1/chat/completions",
     "body": {
-        "functions": None,
-        "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function"}]}},
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}, {"type": "custom"}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]},
+        },
         "messages": [
             {"role": "user", "content": [{"type": "text", "text": "a"}]},
             {
@@ -91,6 +94,7 @@ async def test_odd_values_anywhere_are_no_fault_of_the_server(
     body = {**agent["body"], "model": "fake", "stream": False}
     if name != "chat":
         body |= {"tools": agent["offered"], agent["conversation"]: agent["first"] + agent["later"], agent["limit"]: 9}
+    assert (await client.post(agent["path"], json=body)).status_code == 200
     for count, (*path, last) in enumerate(places(body)):
         for odd in ODD if name == "chat" else ODD[count % 4 :: 4]:
             changed = copy.deepcopy(body)
