@@ -38,7 +38,9 @@ class TemplateEngine(FakeEngine):
         self.chat_template = template
         self.prompt = ""
 
-    async def render_chat(self, messages: Sequence[dict[str, Any]], /, **template_kwargs: Any) -> RenderedChat:
+    async def render_chat(
+        self, messages: Sequence[dict[str, Any]], must_fit: bool = False, /, **template_kwargs: Any
+    ) -> RenderedChat:
         given = {name: value for name, value in template_kwargs.items() if name != "chat_template"}
         self.messages, self.template_kwargs = list(messages), template_kwargs
         self.prompt = ChatTemplate(self.chat_template, {"bos_token": "<s>"}).render(messages, **given)

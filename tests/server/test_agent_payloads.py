@@ -47,9 +47,7 @@ async def test_turns_of_an_agent(client: httpx.AsyncClient, engine: FakeEngine, 
 
 
 ODD: list[Any] = [None, 1.5, "", [], {}, [[]], {"type": "x"}, [{"type": "input_image"}], True, "{"]
-INSISTING = (
-    PRINTING + "{% if tool_call.id|length != 9 %}{% endif %}{% if not message.tool_calls|length == 1 %}{% endif %}"
-)
+INSISTING = PRINTING + "{# tool_call.id|length != 9, message.tool_calls|length == 1 #}"
 CHAT = {
     "path": "/v1/chat/completions",
     "body": {
