@@ -157,9 +157,11 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
         bool, Meta(description="Every stream ends with its usage, as if stream_options.include_usage were set.")
     ] = False
     pooling: Annotated[
-        Literal["last", "mean"],
-        Meta(description="Embeddings are the last token's final hidden state, or the mean of all."),
-    ] = "last"
+        Literal["auto", "last", "mean"],
+        Meta(
+            description="Embeddings: the last token's final hidden state, or the mean of all; auto asks the checkpoint."
+        ),
+    ] = "auto"
     max_stored_responses: Annotated[
         int, Meta(ge=0, description="Most finished responses of /v1/responses that are kept to be continued.")
     ] = 1000

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
 
@@ -70,6 +70,10 @@ class AsyncInputs:
     def chat_template(self) -> str | None:
         """Source of the chat template in use."""
         return self._inputs.chat_template
+
+    @property
+    def default_pooling(self) -> Literal["last", "mean"]:
+        return self._inputs.default_pooling
 
     @property
     def tool_template(self) -> str | None:

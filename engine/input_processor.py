@@ -50,6 +50,7 @@ class InputProcessor:
         self._template_of = lru_cache(maxsize=16)(self._compile_template)
         self._sequences_of = lru_cache(maxsize=16)(self._encode_words)
         self._parts_of = lru_cache(maxsize=16)(self._find_parts)
+        self.default_pooling = self.checkpoint.pooling
         self.default_sampling: dict[str, Any] = {}
         """Fields of `SamplingParams` for requests that leave them out."""
         if config.generation_config == "auto":

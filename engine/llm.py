@@ -68,13 +68,16 @@ class LLM:
         requests = [CompletedRequest(text, token_ids, []) for text, token_ids in rendered]
         return self._run(requests, self._params_of_each(sampling_params, len(requests)))
 
-    def embed(self, prompts: Prompt | Sequence[Prompt], pooling: Literal["last", "mean"] = "last") -> list[list[float]]:
+    def embed(
+        self, prompts: Prompt | Sequence[Prompt], pooling: Literal["last", "mean"] | None = None
+    ) -> list[list[float]]:
         """The final hidden state of each prompt's last token, or the mean over its tokens; not scaled to length 1.
+        Without `pooling`, the checkpoint says which.
 
         Raises `InvalidRequest` before anything runs, and `RequestFailed` when one of them fails later.
         """
         requests = self._requests(prompts)
-        params = SamplingParams(max_tokens=0, pooling=pooling)
+        params = SamplingParams(max_tokens=0, pooling=pooling or self._inputs.default_pooling)
         embeddings = []
         for request in self._run(requests, [params] * len(requests)):
             [output] = request.outputs

@@ -78,6 +78,9 @@ class EngineFace(Protocol):
     def chat_template(self) -> str | None: ...
 
     @property
+    def default_pooling(self) -> Literal["last", "mean"]: ...
+
+    @property
     def tool_template(self) -> str | None: ...
 
     async def render_chat(

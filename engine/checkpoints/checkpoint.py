@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -73,6 +73,8 @@ class Checkpoint:
     """Jinja sources by name: `default`, and perhaps `tool_use` and others."""
     tensors: dict[str, StoredTensor] = field(repr=False)
     """By Hugging Face name."""
+    pooling: Literal["last", "mean"] = "last"
+    """How embeddings are made where nobody says."""
     notes: tuple[str, ...] = ()
     """What the person who starts it may want to know."""
 

@@ -46,6 +46,9 @@ ROPE_TENSORS = ROPE_FREQS, ROPE_SHORT, ROPE_LONG = (
     "rope_factors_long.weight",
 )
 
+NO_POOLING, MEAN, LAST = 0, 1, 3
+"""Values of pooling_type."""
+
 SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})$")
 
 DTYPE_NAMES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
@@ -73,6 +76,7 @@ def open_gguf(file: Path) -> Checkpoint:
         eos_token_ids=eos_token_ids,
         tokenizer_source=vocabulary,
         chat_templates=_chat_templates(metadata),
+        pooling="mean" if _own_values(parts[0][0], metadata).get("pooling_type") == MEAN else "last",
         tensors={name: replace(tensor, row_order=_row_order(config, tensor)) for name, tensor in network.items()},
     )
 
@@ -104,8 +108,7 @@ def _config(file: Path, metadata: dict[str, Any], tensors: dict[str, StoredTenso
     if not isinstance(arch, str) or arch not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
         raise CheckpointError(f"{file}: architecture {named(arch)} is not supported; these are: {known}")
-    own = {key.removeprefix(f"{arch}."): value for key, value in metadata.items() if key.startswith(f"{arch}.")}
-    values = Values(file, own, f"{arch}.")
+    values = _own_values(file, metadata)
     embedding = tensors.get("model.embed_tokens.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"{file}: tensor token_embd.weight is missing")
@@ -141,11 +144,20 @@ def _config(file: Path, metadata: dict[str, Any], tensors: dict[str, StoredTenso
     )
 
 
+def _own_values(file: Path, metadata: dict[str, Any]) -> Values:
+    """Those of the architecture."""
+    prefix = f"{metadata['general.architecture']}."
+    own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+    return Values(file, own, prefix)
+
+
 def _refuse_unsupported(values: Values) -> None:
     if values.whole("expert_count", 0, least=0):
         raise CheckpointError(f"{values.file}: mixtures of experts are not supported")
     if not values.flag("attention.causal", True):
         raise values.refusal("attention.causal", "only causal attention is supported")
+    if values.whole("pooling_type", NO_POOLING, least=0) not in (NO_POOLING, MEAN, LAST):
+        raise values.refusal("pooling_type", f"{MEAN} (mean) or {LAST} (last) is needed")
     if values.number("rope.scaling.yarn_ext_factor", 1.0, least=-1) != 1.0:
         raise values.refusal("rope.scaling.yarn_ext_factor", "only 1 is supported")
 

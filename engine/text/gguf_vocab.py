@@ -22,6 +22,8 @@ class PreTokenizer:
 
     split: str | None = None
     """Regular expression whose matches are pieces; None is GPT-2's own, built into ByteLevel."""
+    further: tuple[str, ...] = ()
+    """Regular expressions that cut those pieces, one after the other."""
     single_digits: bool = False
     """Every digit is a piece, before `split`."""
     nfc: bool = False
@@ -52,6 +54,13 @@ _LLAMA3 = PreTokenizer(_LLAMA3_SPLIT, ignore_merges=True, add_bos=True)
 _QWEN2 = PreTokenizer(rf"{_CONTRACTION}|{_WORD}|\p{{N}}|{_SYMBOLS}|{_SPACES}", nfc=True)
 _TEKKEN = PreTokenizer(rf"{_cased_words()}|\p{{N}}|{_SYMBOLS_SLASH}|{_SPACES}", ignore_merges=True, add_bos=True)
 _GPT4O = PreTokenizer(rf"{_cased_words(_CONTRACTION + '?')}|\p{{N}}{{1,3}}|{_SYMBOLS_SLASH}|{_SPACES}")
+_QWEN35 = PreTokenizer(
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_SPACES}",
+    nfc=True,
+)
+_DEEPSEEK_CODER = PreTokenizer(
+    r"[\r\n]", (r"\s?\p{L}+", r"\s?\p{P}+", "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", r"\p{N}"), add_bos=True
+)
 
 PRE_TOKENIZERS = {
     **dict.fromkeys(("default", "gpt-2", "mpt", "olmo", "phi-2", "exaone4"), _GPT2),
@@ -59,6 +68,8 @@ PRE_TOKENIZERS = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
     **dict.fromkeys(("dbrx", "smaug-bpe"), PreTokenizer(_LLAMA3_SPLIT)),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "qwen35": _QWEN35,
+    "deepseek-coder": _DEEPSEEK_CODER,
     "tekken": _TEKKEN,
     **dict.fromkeys(("gpt-4o", "llama4"), _GPT4O),
 }
@@ -121,6 +132,7 @@ def _byte_level(vocabulary: GGUFVocabulary) -> tuple[Tokenizer, bool]:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     if pre.split:
         steps.append(pre_tokenizers.Split(Regex(pre.split), behavior="isolated"))
+    steps += [pre_tokenizers.Split(Regex(expression), behavior="isolated") for expression in pre.further]
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=pre.split is None))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(steps)
     if pre.nfc:

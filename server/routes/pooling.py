@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 import msgspec
 
@@ -54,12 +55,16 @@ class Embeddings:
         num_tokens = sum(map(len, prompts))
         self.usage = PromptUsage(num_tokens, num_tokens)
 
+    def _pooling(self) -> Literal["last", "mean"]:
+        setting = self.serving.config.pooling
+        return self.body.pooling or (self.serving.engine.default_pooling if setting == "auto" else setting)
+
     async def vectors(self) -> list[list[float]]:
         """As the model gives them, of any length."""
         return await self.serving.engine.embed(
             self.prompts,
             request_id=self.id,
-            pooling=self.body.pooling or self.serving.config.pooling,
+            pooling=self._pooling(),
             priority=self.body.priority or 0,
             cache_salt=own_cache_salt(self.body.cache_salt),
             deadline=self.serving.deadline(self.body.timeout_s),

@@ -210,6 +210,8 @@ def test_vocabulary_and_template_are_read(tmp_path: Path) -> None:
         ({"rope.dimension_count": 8}, {}, "part of the head"),
         ({"rope.scaling.type": "su", "rope.scaling.factor": 2.0}, {}, "rope.scaling.type su"),
         ({"attention.causal": False}, {}, "attention.causal"),
+        ({"pooling_type": 2}, {}, "pooling_type"),
+        ({"pooling_type": 4}, {}, "pooling_type"),
         (YARN | {"rope.scaling.yarn_ext_factor": 0.5}, {}, "yarn_ext_factor"),
         ({"attention.head_count_kv": [2, 4, 2]}, {}, "attention.head_count_kv differs"),
         ({"attention.value_length": 8}, {}, "attention.value_length"),
@@ -228,6 +230,12 @@ def test_what_cannot_be_served_is_refused_by_name(
     with pytest.raises(CheckpointError, match=words) as error:
         load(path)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(None, "last"), (0, "last"), (1, "mean"), (3, "last")])
+def test_pooling_of_embeddings(tmp_path: Path, number: int | None, pooling: str) -> None:
+    write_gguf(tmp_path / "m.gguf", tiny_model(num_hidden_layers=1), metadata={"pooling_type": number})
+    assert open_checkpoint(tmp_path / "m.gguf").pooling == pooling
 
 
 def test_unknown_architecture_is_refused(tmp_path: Path) -> None:

@@ -83,6 +83,26 @@ def test_split_expressions_cut_as_in_the_published_tokenizers(names):
             assert ours.pre_tokenize_str(text) == published.pre_tokenize_str(text)
 
 
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("qwen35", "I'll go 42\n\n नमस्ते", ["I", "'ll", "Ġgo", "Ġ", "4", "2", "ĊĊ"]),
+        (
+            "deepseek-coder",
+            "def f(x):\n  return x12",
+            ["def", "Ġf", "(", "x", "):", "Ċ", "Ġ", "Ġreturn", "Ġx", "1", "2"],
+        ),
+        ("deepseek-coder", "a\r\nb", ["a", "č", "Ċ", "b"]),
+    ],
+)
+def test_pieces_of_pre_tokenizers_that_cut_in_several_ways(pre, text, pieces):
+    backend = build_tokenizer(byte_level_vocabulary(pre=pre)).pre_tokenizer
+    found = [piece for piece, _ in backend.pre_tokenize_str(text)]
+    assert found[: len(pieces)] == pieces
+    marks = backend.pre_tokenize_str("नमस्ते")
+    assert (len(marks) == 1) == (pre == "qwen35"), "vowel signs belong to their letters"
+
+
 @pytest.mark.parametrize("pre", sorted(PRE_TOKENIZERS))
 def test_every_pre_tokenizer_round_trips(pre):
     tokenizer = as_tokenizer(byte_level_vocabulary(pre=pre))

@@ -72,6 +72,7 @@ class FakeEngine:
         self.default_sampling = default_sampling or {}
         self.chat_template: str | None = None
         self.own_tool_template: str | None = None
+        self.default_pooling: Literal["last", "mean"] = "last"
         self.info = CoreReady(
             architecture="FakeForCausalLM",
             num_parameters=0,

@@ -96,6 +96,14 @@ async def test_what_the_engine_gets(client: httpx.AsyncClient, engine: FakeEngin
     assert engine.embedded[2:] == ("last", 0, None)
 
 
+async def test_the_checkpoints_pooling_unless_the_server_or_the_request_says_otherwise(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.default_pooling = "mean"
+    assert await vectors(client, input=[[1, 3]], normalize=False) == [[2, 1, 2, 3]]
+    assert await vectors(client, input=[[1, 3]], normalize=False, pooling="last") == [[3, 1, 2, 3]]
+
+
 async def test_the_servers_pooling(engine: FakeEngine) -> None:
     transport = httpx.ASGITransport(create_app(engine, ServerConfig(pooling="mean"), MODEL))
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
