@@ -20,6 +20,8 @@ from server.answers.values import literal_as_json
 _NAME = re.compile(r"[^<>\s]+")
 _END = "</parameter>"
 _NEXT = "<parameter="
+_AFTER_VALUES = ("\n" + _NEXT, "\n</function>\n</tool_call>", "\n</function></tool_call>")
+"""What ends a value whose closing tag is missing."""
 _TYPES: dict[type, set[str]] = {
     bool: {"boolean"},
     int: {"integer", "number"},
@@ -95,7 +97,7 @@ class XmlCalls(HermesCalls):
                 return True
             if mark == _NEXT:
                 return True
-            if (yield from reader.ahead(("\n" + _NEXT, "\n</function>"))):
+            if (yield from reader.ahead(_AFTER_VALUES)):
                 reader.take()
                 return True
             sink(reader.take(len(mark)))

@@ -62,6 +62,7 @@ def calls(whole: dict[str, Any]) -> list[Any]:
         ("<parameter=city>\nRome\n", {"city": "Rome"}),
         ("<parameter=days>\n3\n", {"days": 3}),
         ("<parameter=city>\n<b>\n</b> <param\n</parameter>\n", {"city": "<b>\n</b> <param"}),
+        ("<parameter=city>\n<function>\n</function>\n</parameter>\n", {"city": "<function>\n</function>"}),
         ("<parameter=city>\n\n<parameter=days>\n3\n</parameter>\n", {"city": "", "days": 3}),
     ],
 )
