@@ -43,12 +43,16 @@ def _output(item: dict[str, Any], kind: str, where: str, passed_over: list[str])
     """Those that are named by an id alone name their call by it."""
     output = item.get("output")
     parts = [output] if isinstance(output, dict) else output
-    if isinstance(parts, list) and any(isinstance(part, dict) and part.get("type") != "input_text" for part in parts):
-        is_typed = kind in ("function_call_output", "custom_tool_call_output") or all("type" in part for part in parts)
-        output = (
-            result_text(parts, f"{where}.output", "input", passed_over)
-            if is_typed
-            else json_text(output, where, "input")
-        )
+    if isinstance(parts, list) and not all(
+        isinstance(part, dict) and part.get("type") == "input_text" for part in parts
+    ):
+        if kind in ("function_call_output", "custom_tool_call_output") or _is_typed(parts):
+            output = result_text(parts, f"{where}.output", "input", passed_over)
+        else:  # of a shell, say
+            output = json_text(output, f"{where}.output", "input")
     call = {name: item[name] for name in ("id", "call_id") if item.get(name) is not None}
     return {"call_id": item.get("id"), **call, "type": "function_call_output", "output": output}
+
+
+def _is_typed(parts: list[Any]) -> bool:
+    return all(isinstance(part, dict) and "type" in part for part in parts)

@@ -65,10 +65,11 @@ def _item(
     kind = given.get("type")
     if kind is None:
         given = {**given, "type": "message" if "role" in given else "item_reference"}
-    elif (is_foreign := is_of_server(given)) or (kind == "reasoning" and given.get("encrypted_content")):
+    elif is_of_server(given):
         passed_over.append(f"{where} {kind}")
-        if is_foreign:
-            return None
+        return None
+    elif kind == "reasoning" and given.get("encrypted_content"):
+        passed_over.append(f"{where}.encrypted_content")
     given = as_function_item(given, where, passed_over)
     item: Item | ItemReference = checked(given, Item | ItemReference, where, "input")
     if not isinstance(item, ItemReference):

@@ -30,9 +30,9 @@ def arguments_in_history(given: Any, where: str, param: str) -> dict[str, Any]:
 
     A client sends back what a model wrote, so nothing that can be printed is refused.
     """
-    text = given if isinstance(given, str) else json_text(given, where, param)
-    if isinstance(given, dict):
+    if isinstance(given, dict) and not _is_too_deep(given):
         return given
+    text = given if isinstance(given, str) else json_text(given, where, param)
     return tool_input(text) if text else {}
 
 
