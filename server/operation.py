@@ -70,10 +70,7 @@ class Endpoint:
         record.route = self.path
         if is_work:
             serving.telemetry.ledger.begin_work(record, scope)
-        with contextlib.ExitStack() as ending:
-            if is_work:
-                ending.enter_context(serving.working())
-                ending.callback(serving.preparation.release, scope)
+        with serving.working(scope) if is_work else contextlib.nullcontext():
             response = await operation.handler(Request(scope, receive))
             record.status = response.status_code
             response.raw_headers += scope[ANSWER_HEADERS]

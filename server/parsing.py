@@ -59,6 +59,8 @@ class BodyParser(Generic[Body]):
         """Raises `InvalidRequest`, or `BodyTooLarge` without reading the rest."""
         preparation = serving_of(request).preparation
         data = await self._read(request, preparation)
+        if len(data) <= SMALL_BYTES:
+            return self.decode(data)
 
         async def decoded() -> Parsed[Body]:
             return self.decode(data)
@@ -100,7 +102,8 @@ class BodyParser(Generic[Body]):
             data += piece
             if len(data) > self.max_bytes:
                 raise self._too_large("more")
-            preparation.hold(request.scope, len(data))
+            if len(data) > SMALL_BYTES:
+                preparation.hold(request.scope, len(data))
         return data
 
     def _too_large(self, size: str) -> BodyTooLarge:

@@ -40,9 +40,7 @@ class Preparation:
         self._medium, self._large = asyncio.Semaphore(_MEDIUM_AT_ONCE), asyncio.Semaphore(1)
 
     def hold(self, scope: Scope, num_bytes: int) -> None:
-        """Of a body, so many bytes are here. Raises `QueueFull`."""
-        if num_bytes <= SMALL_BYTES:
-            return
+        """Of a large body, so many bytes are here. Raises `QueueFull`."""
         more = num_bytes - scope.get(_HELD, 0)
         if self.num_bytes and self.num_bytes + more > self._max_bytes:
             message = f"{self.num_bytes} bytes of other requests wait already"
@@ -52,23 +50,24 @@ class Preparation:
 
     def release(self, scope: Scope) -> None:
         """The body of this request is not needed any more."""
-        num_bytes = scope.pop(_HELD, 0)
+        if not (num_bytes := scope.pop(_HELD, 0)):
+            return
         self.num_bytes -= num_bytes
         if num_bytes > _MEDIUM_BYTES:
             asyncio.get_running_loop().run_in_executor(None, _return_memory)
 
     async def prepare(self, request: Request, work: Work[Result]) -> Result:
         """`run`, behind which the body is not needed any more."""
+        if _HELD not in request.scope:
+            return await work()
         try:
             return await self.run(request, work)
         finally:
             self.release(request.scope)
 
     async def run(self, request: Request, work: Work[Result]) -> Result:
-        """The result of `work`, for which the body has been read. Raises `ClientGone` when the client goes away."""
-        num_bytes = request.scope.get(_HELD, 0)
-        if not num_bytes:
-            return await work()
+        """The result of `work` on a large body, which has been read. Raises `ClientGone` when the client goes away."""
+        num_bytes = request.scope[_HELD]
         turns = self._medium if num_bytes <= _MEDIUM_BYTES else self._large
         return await until_disconnect(request.receive, _in_turn(turns, work))
 

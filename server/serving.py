@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
 from starlette.requests import Request
+from starlette.types import Scope
 
 from configs.errors import EngineDead, InvalidRequest, ModelNotFound, ShuttingDown, Unavailable, shown
 from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
@@ -169,13 +170,15 @@ class Serving:
         return ShuttingDown(retry_after=max(1, math.ceil(self.drained_by - time.monotonic())))
 
     @contextlib.contextmanager
-    def working(self) -> Iterator[None]:
-        """Around what has to be finished before the server ends."""
+    def working(self, scope: Scope | None = None) -> Iterator[None]:
+        """Around what has to be finished before the server ends: a request, or other work."""
         self.num_running += 1
         try:
             yield
         finally:
             self.num_running -= 1
+            if scope is not None:
+                self.preparation.release(scope)
 
     def in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Start `work`, which has to be finished too."""
