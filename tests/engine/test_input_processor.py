@@ -15,7 +15,7 @@ from tests.engine.tiny_models import CHAT_TEMPLATE, tiny_model, write_tiny
 
 CHAT = [{"role": "user", "content": "What is the weather?"}]
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
-TOOL_USE = "{{ tools | length }} tools: " + CHAT_TEMPLATE
+TOOL_USE = "{% for tool in tools %}{{ tool.function.name }}: {% endfor %}<tool_call>" + CHAT_TEMPLATE
 RAG = "{% for d in documents %}{{ d }}{% endfor %}"
 
 
@@ -62,7 +62,7 @@ def gguf_inputs(path: Path, **metadata: Any) -> InputProcessor:
 def test_named_templates_of_a_gguf_file(tmp_path: Path) -> None:
     templates = {"tokenizer.chat_template": CHAT_TEMPLATE, "tokenizer.chat_template.tool_use": TOOL_USE}
     inputs = gguf_inputs(tmp_path / "m.gguf", **templates)
-    assert inputs.render_chat(CHAT, tools=TOOLS).text == "1 tools: " + inputs.render_chat(CHAT).text
+    assert inputs.render_chat(CHAT, tools=TOOLS).text == "weather: <tool_call>" + inputs.render_chat(CHAT).text
     assert inputs.tool_template == TOOL_USE
 
 
