@@ -170,7 +170,7 @@ async def test_stop_sequences(client: httpx.AsyncClient) -> None:
     whole = await answer(client, stop_sequences=["i>", "zz"])
     assert (whole["stop_reason"], whole["stop_sequence"]) == ("stop_sequence", "i>")
     assert (await refused(client, stop_sequences=[""]))["param"] == "stop_sequences"
-    assert (await refused(client, stop_sequences=["x"] * 99))["param"] == "stop_sequences"
+    assert (await refused(client, stop_sequences=["x"] * 257))["param"] == "stop_sequences"
 
 
 async def test_sampling_fields_reach_the_engine(client: httpx.AsyncClient, engine: FakeEngine) -> None:
