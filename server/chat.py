@@ -229,6 +229,7 @@ class _Reading:
             reasoning=self.reasoning,
             starts_inside=self.starts_inside,
             content=chat.sampling.get("structured"),
+            passed_over=chat.passed_over,
         )
         markers = [
             *(self.style.tools.markers if self.tools else ()),

@@ -89,11 +89,14 @@ class Compiler:
         if kind == "choice":
             return "structural_tag", json.dumps(_one_of(parsed_json(source))), frozenset()
         if kind == "structural_tag":
-            reader = TagReader(self._pattern_for, self._ebnf, MAX_SPACES)
+            reader = TagReader(self._pattern_for, self._ebnf, self._check_schema, MAX_SPACES)
             tag = reader.read(_bounded(parsed_json(source)))
             return kind, json.dumps(tag), self._shown(json.dumps(tag, ensure_ascii=False), reader.named_ids)
         schema = {"type": "object"} if kind == "json_object" else _bounded(parsed_json(source))
         return "json_schema", json.dumps(enforceable(schema, self._pattern_for)), frozenset()
+
+    def _check_schema(self, schema: Any) -> None:
+        self._xgrammar.Grammar.from_json_schema(json.dumps(schema))
 
     def _ebnf(self, grammar: str) -> str:
         return lark_to_ebnf(grammar, self._xgrammar) if is_lark(grammar) else grammar

@@ -41,8 +41,8 @@ _KEYWORDS = {
     ),
 }
 _KEYWORDS["integer"] = _KEYWORDS["number"]
-_TYPED = {keyword for keywords in _KEYWORDS.values() for keyword in keywords}
-_REFUSED = (
+TYPED = tuple(dict.fromkeys(keyword for keywords in _KEYWORDS.values() for keyword in keywords))
+REFUSED = (
     *("not", "if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies", "$dynamicRef"),
     *("$recursiveRef", "contains", "minContains", "maxContains", "uniqueItems", "additionalItems"),
 )
@@ -61,6 +61,28 @@ _BUILTIN_FORMATS = (
     *("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uri-reference"),
     *("uri-template", "uuid", "json-pointer", "relative-json-pointer"),
 )
+_LENGTHS: dict[str, tuple[int, int | None]] = {
+    "date": (10, 10),
+    "uuid": (36, 36),
+    "ipv4": (7, 15),
+    "uri": (2, None),
+    "email": (3, None),
+    "hostname": (1, None),
+}
+"""Least and most characters of a format's texts."""
+_NOTHING: tuple[Any, ...] = (False, {"not": {}}, {"not": True})
+_NOT_MERGED = {
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$ref",
+    "const",
+    "enum",
+    "not",
+    "if",
+    "patternProperties",
+    "propertyNames",
+} | {*("additionalProperties", "unevaluatedProperties", "unevaluatedItems", "items", "prefixItems", "additionalItems")}
 _SUBSCHEMAS = ("items", "additionalProperties", "unevaluatedProperties", "unevaluatedItems")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _NAMED = ("properties", "patternProperties", "$defs", "definitions")
@@ -102,19 +124,76 @@ def enforceable(schema: Any, pattern_for: Callable[[str], str], depth: int = 0) 
         return schema
     if not isinstance(schema, dict):
         raise ValueError(f"a schema is an object, true or false; got {_short(schema)}")
-    for keyword in _REFUSED:
+    schema = modern(schema)
+    for keyword in REFUSED:
         if keyword in schema and schema[keyword] not in _HARMLESS.get(keyword, ()):
             raise ValueError(f"{keyword} is not supported")
     if form := next((keyword for keyword in _FORMS if keyword in schema), None):
         _check_form(schema, form)
     else:
         _check_typed(schema)
-    enforced = _with_subschemas(_opened(schema), lambda inner: enforceable(inner, pattern_for, depth + 1))
+    enforced = with_subschemas(_opened(schema), lambda inner, _: enforceable(inner, pattern_for, depth + 1))
     if isinstance(enforced.get("pattern"), str):
         enforced["pattern"] = pattern_for(enforced["pattern"])
     if isinstance(patterns := enforced.get("patternProperties"), dict):
         enforced["patternProperties"] = {pattern_for(each): inner for each, inner in patterns.items()}
     return enforced
+
+
+def modern(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same schema in the terms that are enforced: no lists of items, no empty cases, one schema for several."""
+    schema = _without_superfluous(_merged(schema))
+    for keyword in ("anyOf", "oneOf"):
+        if isinstance(cases := schema.get(keyword), list) and (
+            some := [each for each in cases if each not in _NOTHING]
+        ):
+            schema = {**schema, keyword: some}
+    if "items" in schema and isinstance(prefix := schema["items"], list):  # as drafts up to 7 write it
+        rest = {"items": schema["additionalItems"]} if "additionalItems" in schema else {}
+        others = {key: value for key, value in schema.items() if key not in ("items", "additionalItems")}
+        schema = {**others, **({"prefixItems": prefix} if prefix else {}), **rest}
+    elif "additionalItems" in schema:  # which means nothing here
+        schema = {key: value for key, value in schema.items() if key != "additionalItems"}
+    return schema
+
+
+def _merged(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without allOf, where its schemas can be told in one: their keywords differ, or list properties of other names."""
+    cases = schema.get("allOf")
+    if not isinstance(cases, list) or not cases or not all(isinstance(each, dict) for each in cases):
+        return schema
+    whole = {key: value for key, value in schema.items() if key != "allOf"}
+    if len(cases) == 1 and not whole.keys() & {"type", *_FORMS, *TYPED}:
+        return schema
+    for case in map(modern, cases):
+        if case.keys() & _NOT_MERGED or whole.keys() & _NOT_MERGED:
+            return schema
+        for keyword, value in case.items():
+            if keyword not in whole or keyword not in {"type", *_FORMS, *TYPED, *REFUSED, *_NAMED}:
+                whole.setdefault(keyword, value)
+            elif keyword == "required" and isinstance(value, list) and isinstance(whole[keyword], list):
+                whole[keyword] = [*whole[keyword], *(each for each in value if each not in whole[keyword])]
+            elif keyword in _NAMED and isinstance(value, dict) and isinstance(whole[keyword], dict):
+                if any(whole[keyword].get(name, inner) != inner for name, inner in value.items()):
+                    return schema
+                whole[keyword] = {**whole[keyword], **value}
+            elif whole[keyword] != value:
+                return schema
+    return whole
+
+
+def _without_superfluous(schema: dict[str, Any]) -> dict[str, Any]:
+    """Without lengths that the format has anyway."""
+    form = schema.get("format")
+    if not isinstance(form, str) or form not in _LENGTHS:
+        return schema
+    least, most = _LENGTHS[form]
+    low, high = schema.get("minLength"), schema.get("maxLength")
+    superfluous = [
+        *(["minLength"] if isinstance(low, int) and low <= least else []),
+        *(["maxLength"] if most is not None and isinstance(high, int) and high >= most else []),
+    ]
+    return {key: value for key, value in schema.items() if key not in superfluous}
 
 
 def _short(value: Any) -> str:
@@ -123,7 +202,7 @@ def _short(value: Any) -> str:
 
 def _check_form(schema: dict[str, Any], form: str) -> None:
     typed = {"type"} if form in ("const", "enum") else set()
-    beside = [keyword for keyword in schema if keyword in {"type", *_FORMS, *_TYPED} - typed - {form}]
+    beside = [keyword for keyword in schema if keyword in {"type", *_FORMS, *TYPED} - typed - {form}]
     if beside:
         raise ValueError(f"{beside[0]} beside {form} is not supported")
     value = schema[form]
@@ -155,7 +234,7 @@ def _types(schema: dict[str, Any]) -> list[str]:
 def _check_typed(schema: dict[str, Any]) -> None:
     if "type" not in schema:
         implied = ("properties", "additionalProperties", "unevaluatedProperties", "items", "prefixItems")
-        keyword = next((each for each in schema if each in _TYPED), None)
+        keyword = next((each for each in schema if each in TYPED), None)
         if keyword is not None and not any(each in schema for each in (*implied, "unevaluatedItems")):
             raise ValueError(f"{keyword} needs a type beside it")
     types = _types(schema) if "type" in schema else ["object", "array"]
@@ -256,18 +335,19 @@ def _opened(schema: dict[str, Any]) -> dict[str, Any]:
     return opened
 
 
-def _with_subschemas(schema: dict[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+def with_subschemas(schema: dict[str, Any], convert: Callable[[Any, str], Any]) -> dict[str, Any]:
+    """The schema with its parts converted; `convert` also gets a part's name, or the keyword that holds it."""
     converted = dict(schema)
     for keyword in _SUBSCHEMAS:
         if keyword in schema:
-            converted[keyword] = convert(schema[keyword])
+            converted[keyword] = convert(schema[keyword], keyword)
     if isinstance(names := schema.get("propertyNames"), dict):
         typed = any(keyword in names for keyword in ("type", *_FORMS))
-        converted["propertyNames"] = convert(names if typed else {"type": "string", **names})
+        converted["propertyNames"] = convert(names if typed else {"type": "string", **names}, "propertyNames")
     for keyword in _LISTS:
         if isinstance(cases := schema.get(keyword), list):
-            converted[keyword] = [convert(each) for each in cases]
+            converted[keyword] = [convert(each, keyword) for each in cases]
     for keyword in _NAMED:
         if isinstance(named := schema.get(keyword), dict):
-            converted[keyword] = {name: convert(each) for name, each in named.items()}
+            converted[keyword] = {name: convert(each, name) for name, each in named.items()}
     return converted

@@ -6,6 +6,8 @@ from typing import Any
 from .json_schema import MAX_DEPTH, enforceable
 from .patterns import checked_pattern
 
+MAY_LOOSEN = "may_loosen"
+"""Key of a schema's node, Octavo's own: where the schema cannot be used, any value will do, or any object."""
 _INNER = ("content", "begin", "end")
 _LISTS = ("elements", "tags")
 
@@ -13,13 +15,21 @@ _LISTS = ("elements", "tags")
 class TagReader:
     """Converts one structural tag. Raises ValueError for what cannot be enforced."""
 
-    def __init__(self, pattern_for: Callable[[str], str], ebnf: Callable[[str], str], max_spaces: int) -> None:
+    def __init__(
+        self,
+        pattern_for: Callable[[str], str],
+        ebnf: Callable[[str], str],
+        check_schema: Callable[[Any], object],
+        max_spaces: int,
+    ) -> None:
         """JSON has at most `max_spaces` consecutive white space where the tag says nothing else.
 
-        `pattern_for` is as for `enforceable`; `ebnf` gives a grammar in EBNF.
+        `pattern_for` is as for `enforceable`; `ebnf` gives a grammar in EBNF, and `check_schema`
+        raises for an enforceable schema that means nothing to xgrammar.
         """
         self._pattern_for = pattern_for
         self._ebnf = ebnf
+        self._check_schema = check_schema
         self._max_spaces = max_spaces
         self.named_ids: set[int] = set()
         """Tokens that the tag names by their ids."""
@@ -38,7 +48,7 @@ class TagReader:
         converted = dict(node)
         kind = node.get("type")
         if "json_schema" in node:
-            converted["json_schema"] = enforceable(node["json_schema"], self._pattern_for)
+            converted["json_schema"] = self._schema(node["json_schema"], may_loosen=converted.pop(MAY_LOOSEN, False))
             if kind == "json_schema" and node.get("max_whitespace_cnt") is None:
                 converted["max_whitespace_cnt"] = self._max_spaces
         if kind == "regex" and isinstance(node.get("pattern"), str):
@@ -55,6 +65,17 @@ class TagReader:
         if isinstance(node.get("rules"), list):
             converted["rules"] = [self._rule(each, depth + 1) for each in node["rules"]]
         return converted
+
+    def _schema(self, schema: Any, *, may_loosen: bool) -> Any:
+        try:
+            enforced = enforceable(schema, self._pattern_for)
+            if may_loosen:
+                self._check_schema(enforced)
+        except (ValueError, RuntimeError):
+            if not may_loosen:
+                raise
+            return {"type": "object", "additionalProperties": True} if schema.get("type") == "object" else {}
+        return enforced
 
     def _rule(self, rule: Any, depth: int) -> Any:
         """Of `dispatch` and `token_dispatch`: [what begins it, format]"""

@@ -21,14 +21,25 @@ def answer_grammar(
     reasoning: ReasoningStyle | None,
     starts_inside: bool,
     content: StructuredOutput | None,
+    passed_over: list[str],
 ) -> StructuredOutput | None:
     """None where any text will do. With choice "required" there is no content, else it is in the language `content`.
 
     The other arguments are those of `tool_grammar`.
     """
     if content is None or (tools and choice == "required"):
-        return tool_grammar(style, tools, choice, parallel=parallel, reasoning=reasoning, starts_inside=starts_inside)
-    calls = tool_grammar(style, tools, "required", parallel=parallel) if choice == "auto" else None
+        return tool_grammar(
+            style,
+            tools,
+            choice,
+            parallel=parallel,
+            reasoning=reasoning,
+            starts_inside=starts_inside,
+            passed_over=passed_over,
+        )
+    calls = None
+    if choice == "auto":
+        calls = tool_grammar(style, tools, "required", parallel=parallel, passed_over=passed_over)
     if calls is None and reasoning is None:
         return content
     answer = _format(content)

@@ -28,8 +28,10 @@ def either(*elements: Format) -> Format:
     return {"type": "or", "elements": list(elements)}
 
 
-def json_value(schema: Any, style: str = "json") -> Format:
-    return {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": _MAX_SPACES}
+def json_value(schema: Any, style: str = "json", *, may_loosen: bool = False) -> Format:
+    """With `may_loosen` a schema that cannot be used stands for any value, or any object."""
+    node = {"type": "json_schema", "json_schema": schema, "style": style, "max_whitespace_cnt": _MAX_SPACES}
+    return {**node, "may_loosen": True} if may_loosen else node
 
 
 def reasoning_part(reasoning: ReasoningStyle, *, starts_inside: bool) -> Format:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from configs.errors import InvalidRequest
 from configs.sampling import StructuredOutput
+from engine.structured.loose_schema import loosened
 from server.answers.formats import Format, either, json_value, reasoning_part, sequence, structural_tag, text
 from server.answers.python_calls import PythonCalls
 from server.answers.reasoning import ReasoningStyle
@@ -66,22 +67,26 @@ def tool_grammar(
     parallel: bool = True,
     reasoning: ReasoningStyle | None = None,
     starts_inside: bool = False,
+    passed_over: list[str] | None = None,
 ) -> StructuredOutput | None:
     """The answer's language; None where any text will do.
 
     `tools` are as in a chat completion's request. With "required" there is nothing but calls; a request for one
     function is "required" with this tool alone and `parallel` false. With "auto" only tools that are strict have to
     follow their schemas, and without such tools only `parallel` false restricts anything: the answer ends with its
-    first call. With `reasoning` the answer may begin with a reasoning part, and must end one that the prompt began.
+    first call. What cannot be enforced of the schema of one that is not strict is added to `passed_over`. With
+    `reasoning` the answer may begin with a reasoning part, and must end one that the prompt began.
     """
     functions = [tool["function"] for tool in tools]
+    passed_over = [] if passed_over is None else passed_over
     strict = any(function.get("strict") for function in functions)
     if choice == "none" or not functions or (choice == "auto" and parallel and not strict):
         return None
     if len(json.dumps(functions)) > MAX_BYTES:
         raise InvalidRequest(f"functions that calls have to fit may have {MAX_BYTES} bytes of JSON", param="tools")
+    functions = [_bound(function, choice, passed_over) for function in functions]
     layout = LAYOUTS[style.name]
-    tags = [_tag(style, layout, function, functions, choice, parallel) for function in functions]
+    tags = [_tag(style, layout, function, functions, parallel) for function in functions]
     once = bool(layout.list_begin) or not parallel
     if choice == "required":
         separator = {"separator": layout.separator, "at_least_one": True}
@@ -99,12 +104,11 @@ def _tag(
     layout: Layout,
     function: Mapping[str, Any],
     functions: Sequence[Mapping[str, Any]],
-    choice: str,
     parallel: bool,
 ) -> Format:
     """A call of `function`, and in a list also those of the calls behind it."""
     begin = layout.list_begin + layout.begin.replace("NAME", function["name"])
-    content = _arguments(style, function, choice)
+    content = _arguments(style, function)
     if not layout.list_begin:
         return {"type": "tag", "begin": begin, "content": content, "end": layout.end}
     content = sequence(content, text(layout.end))
@@ -112,7 +116,7 @@ def _tag(
         others = [
             sequence(
                 text(layout.separator + layout.begin.replace("NAME", other["name"])),
-                _arguments(style, other, choice),
+                _arguments(style, other),
                 text(layout.end),
             )
             for other in functions
@@ -121,17 +125,28 @@ def _tag(
     return {"type": "tag", "begin": begin, "content": content, "end": layout.list_end}
 
 
-def _arguments(style: ToolStyle, function: Mapping[str, Any], choice: str) -> Format:
-    schema = function.get("parameters") if choice == "required" or function.get("strict") else None
+def _bound(function: Mapping[str, Any], choice: str, passed_over: list[str]) -> Mapping[str, Any]:
+    """The function with the schema that its arguments follow; one that is not strict as far as it can be enforced."""
+    is_strict = bool(function.get("strict"))
+    schema = function.get("parameters") if choice == "required" or is_strict else None
     schema = dict(schema or {})
     if not any(key in schema for key in _TYPING):
         schema = {"type": "object", **schema}
+    if not is_strict:
+        schema = loosened(schema, passed_over, function["name"])
+        if not any(key in schema for key in _TYPING):
+            schema = {"type": "object", **schema}
+    return {"name": function["name"], "parameters": schema, "strict": is_strict}
+
+
+def _arguments(style: ToolStyle, function: Mapping[str, Any]) -> Format:
+    schema, may_loosen = function["parameters"], not function["strict"]
     if style.reader is PythonCalls:
-        return _keywords(schema)
-    return json_value(schema, "qwen_xml" if style is QWEN_CODER else "json")
+        return _keywords(schema, may_loosen)
+    return json_value(schema, "qwen_xml" if style is QWEN_CODER else "json", may_loosen=may_loosen)
 
 
-def _keywords(schema: dict[str, Any]) -> Format:
+def _keywords(schema: dict[str, Any], may_loosen: bool) -> Format:
     """`name=value` for each property, JSON values, in the schema's order; any keywords without properties."""
     properties = schema.get("properties")
     if not isinstance(properties, dict) or not properties:
@@ -142,7 +157,10 @@ def _keywords(schema: dict[str, Any]) -> Format:
         return {"type": "optional", "content": sequence(keyword, more)}
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     pairs = {
-        name: sequence(text(name + "="), json_value({**shared, **value} if isinstance(value, dict) else value))
+        name: sequence(
+            text(name + "="),
+            json_value({**shared, **value} if isinstance(value, dict) else value, may_loosen=may_loosen),
+        )
         for name, value in properties.items()
     }
     named = schema.get("required")

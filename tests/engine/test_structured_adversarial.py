@@ -95,7 +95,8 @@ REFUSED = {
             "patternProperties": {"a": {}},
         }.items()
     },
-    "allOf": ("json_schema", schema(allOf=[{"type": "string"}, {"maxLength": 3}]), "allOf"),
+    "allOf": ("json_schema", schema(allOf=[{"type": "string"}, {"type": "integer"}]), "allOf"),
+    "allOf of references": ("json_schema", schema(allOf=[{"$ref": "#"}, {"type": "null"}]), "allOf"),
     "beside a case": ("json_schema", schema(anyOf=[{"type": "object"}], required=["a"]), "required beside anyOf"),
     "beside a reference": ("json_schema", '{"$ref": "#/$defs/a", "type": "string", "$defs": {"a": {}}}', "beside"),
     "length beside pattern": ("json_schema", schema(type="string", pattern="a", maxLength=3), "maxLength beside"),

@@ -205,6 +205,8 @@ SCHEMAS: list[dict] = [
         "prefixItems": [{"type": "null"}, {"type": "boolean"}],
         "items": {"type": "string", "maxLength": 3},
     },
+    {"type": "array", "items": [{"type": "null"}, {"enum": [1, 2]}], "additionalItems": False, "minItems": 1},
+    {"type": "array", "items": [{"type": "boolean"}], "additionalItems": {"type": "null"}},
     {"type": "string", "minLength": 2, "maxLength": 5},
     {"type": "string", "pattern": "^é+[^a]{1,4}$"},
     {"type": "string", "format": "uuid"},
@@ -223,6 +225,15 @@ SCHEMAS: list[dict] = [
         "$ref": "#/$defs/n",
     },
     {"title": "T", "default": 3, "x-own": 1, "allOf": [{"type": "boolean"}]},
+    {"allOf": [{"type": "string", "minLength": 2}, {"maxLength": 4}]},
+    {
+        "type": "object",
+        "properties": {"a": {"type": "null"}},
+        "required": ["a"],
+        "allOf": [{"properties": {"b": {"type": "boolean"}}, "required": ["b"]}],
+    },
+    {"anyOf": [{"not": {}}, {"type": "integer", "minimum": 3}, False]},
+    {"type": "string", "format": "uuid", "minLength": 1, "maxLength": 40},
 ]
 
 
@@ -232,7 +243,8 @@ def test_random_walks_validate(schema):
     tokenizer = as_tokenizer(byte_level_vocabulary())
     pieces = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.vocab_size)]
     weights = np.array([20.0 if piece in (b'"', b"}", b"]") else 1.0 if piece.strip() else 0.1 for piece in pieces])
-    validator = jsonschema.Draft202012Validator(schema, validate_formats=True)
+    draft = jsonschema.Draft7Validator if isinstance(schema.get("items"), list) else jsonschema.Draft202012Validator
+    validator = draft(schema, validate_formats=True)
     compiler = Compiler(tokenizer, tokenizer.vocab_size, [])
     language = compiler.compile(StructuredOutput("json_schema", json.dumps(schema)))
     rng = np.random.default_rng(0)

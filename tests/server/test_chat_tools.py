@@ -348,3 +348,31 @@ async def test_many_tools(client: httpx.AsyncClient, engine: FakeEngine, templat
     began = time.perf_counter()
     await answer(client, tools=many[1:], tool_choice="required")
     assert time.perf_counter() - began < 5
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "fetch"}}])
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_of_a_schema_cannot_be_enforced_is_named_and_not_refused(
+    client: httpx.AsyncClient, engine: FakeEngine, choice: Any, streamed: bool
+) -> None:
+    says(engine, '<tool_call>\n{"name": "fetch", "arguments": {"tags": []}}\n</tool_call>')
+    schema = {
+        "type": "object",
+        "properties": {"tags": {"type": "array", "uniqueItems": True}, "n": {"multipleOf": 0.5}},
+    }
+    function = {"name": "fetch", "parameters": schema}
+    body = {
+        "messages": HELLO,
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": choice,
+        "stream": streamed,
+    }
+    response = await client.post(PATH, json=body)
+    assert response.status_code == 200
+    assert response.headers["x-octavo-ignored-fields"] == "fetch: tags.uniqueItems, fetch: n.multipleOf"
+    assert "uniqueItems" not in engine.requests[0][2].structured.source
+    assert engine.template_kwargs["tools"][0]["function"] == function
+    function["strict"] = True
+    response = await client.post(PATH, json=body)
+    assert "x-octavo-ignored-fields" not in response.headers
+    assert "uniqueItems" in engine.requests[1][2].structured.source  # which the core refuses
