@@ -5,7 +5,7 @@ from typing import Any
 
 from configs.errors import CheckpointError
 
-from .values import Values
+from .values import Values, named
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 """Values of `tokenizer.ggml.token_type`."""
@@ -59,8 +59,8 @@ def read_vocabulary(file: Values) -> tuple[GGUFVocabulary, tuple[int, ...]]:
             token_types[token_id] = CONTROL
         ends += spelled
     vocabulary = GGUFVocabulary(
-        model=str(file.get("ggml.model", "")),
-        pre=str(file.get("ggml.pre", "default")),
+        model=named(file.get("ggml.model", "")),
+        pre=named(file.get("ggml.pre", "default")),
         tokens=tokens,
         scores=_list(file, "scores", float),
         token_types=token_types,

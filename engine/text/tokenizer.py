@@ -34,7 +34,8 @@ def load_tokenizer(checkpoint: Checkpoint) -> "Tokenizer":
     templates = "".join(checkpoint.chat_templates.values())
     turn_ends = (tokenizer.special_id(text) for text in sorted(TURN_ENDS) if text in templates)
     ends = (*checkpoint.eos_token_ids, tokenizer.eos_token_id, *turn_ends)
-    tokenizer.eos_token_ids = tuple(dict.fromkeys(token_id for token_id in ends if token_id is not None))
+    size = checkpoint.config.vocab_size
+    tokenizer.eos_token_ids = tuple(dict.fromkeys(i for i in ends if i is not None and i < size))
     return tokenizer
 
 

@@ -33,7 +33,7 @@ def read_tokenizer(files: TokenizerFiles, num_embeddings: int) -> tuple[Tokenize
     config = {**read_json(files.folder / "special_tokens_map.json", missing_ok=True), **files.tokenizer_config}
     try:
         named = {name: token for name in SPECIAL_NAMES if (token := _content(config.get(name)))}
-        _add_tokens(tokenizer, _added_tokens(config, named), num_embeddings)
+        _add_tokens(tokenizer, _added_tokens(tokenizer, config, named), num_embeddings)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{files.folder}/tokenizer_config.json: its tokens cannot be read ({error})") from None
     return tokenizer, named
@@ -47,7 +47,7 @@ def _content(entry: Any) -> str | None:
     return text
 
 
-def _added_tokens(config: dict[str, Any], named: dict[str, str]) -> list[AddedToken]:
+def _added_tokens(tokenizer: Tokenizer, config: dict[str, Any], named: dict[str, str]) -> list[AddedToken]:
     """Those that tokenizer_config.json calls added or special, in the order of their ids."""
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     if isinstance(extra, dict):
@@ -55,13 +55,13 @@ def _added_tokens(config: dict[str, Any], named: dict[str, str]) -> list[AddedTo
     entries = [*(config[name] for name in named), *extra]
     special = {text: entry for entry in entries if (text := _content(entry))}
     declared = config.get("added_tokens_decoder") or {}
-    known = [entry for _, entry in sorted(declared.items(), key=lambda item: int(item[0]))]
     added = {
         entry["content"]: _added_token(entry, special=entry.get("special", False) or entry["content"] in special)
-        for entry in known
+        for _, entry in sorted(declared.items(), key=lambda item: int(item[0]))
     }
-    others = {text: _added_token(entry, special=True) for text, entry in special.items()}
-    return list((added | {text: token for text, token in others.items() if text not in added}).values())
+    known = {token.content for token in tokenizer.get_added_tokens_decoder().values() if token.special}
+    others = [_added_token(entry, special=True) for text, entry in special.items() if text not in added.keys() | known]
+    return [*added.values(), *others]
 
 
 def _added_token(entry: Any, *, special: bool) -> AddedToken:
@@ -72,15 +72,10 @@ def _added_token(entry: Any, *, special: bool) -> AddedToken:
 
 def _add_tokens(tokenizer: Tokenizer, added: list[AddedToken], num_embeddings: int) -> None:
     """A token without an id gets the next one, as in transformers."""
-    known = tokenizer.get_added_tokens_decoder()
-    special = {token.content for token in known.values() if token.special}
-    next_id = max(tokenizer.get_vocab_size(with_added_tokens=False), *(token_id + 1 for token_id in known), 0)
-    for token in added:
-        if tokenizer.token_to_id(token.content) is None:
-            if next_id >= num_embeddings:
-                continue
-            next_id += 1
-        elif token.special and token.content in special:
-            continue
-        add = tokenizer.add_special_tokens if token.special else tokenizer.add_tokens
-        add([token])
+    ids = tokenizer.get_added_tokens_decoder()
+    room = num_embeddings - max(
+        tokenizer.get_vocab_size(with_added_tokens=False), *(token_id + 1 for token_id in ids), 0
+    )
+    new = [token.content for token in added if tokenizer.token_to_id(token.content) is None]
+    without_room = set(new[max(room, 0) :])
+    tokenizer.add_tokens([token for token in added if token.content not in without_room])

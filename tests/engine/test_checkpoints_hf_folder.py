@@ -336,6 +336,7 @@ def test_malformed_json_is_named(tmp_path: Path, name: str) -> None:
         (None, None, "Ġ", (223,)),
         (None, None, "q", (83,)),
         (["x", 4, -1, True], {"a": 1}, None, (4,)),
+        ([4, 10**6], 272, None, (4,)),
     ],
 )
 def test_end_of_sequence_ids_are_the_union_of_all_sources(

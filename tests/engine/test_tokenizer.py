@@ -127,6 +127,8 @@ WORD = {"content": "harbour", "special": False, "single_word": True}
         {"added_tokens_decoder": {"476": TOOL, "474": CALL, "475": WORD}},
         {"added_tokens_decoder": {"500": CALL, "490": TOOL}},  # ids with gaps
         {"added_tokens_decoder": {"474": TOOL}, "pad_token": "[PAD]", "additional_special_tokens": ["<more>"]},
+        {"added_tokens_decoder": {"0": {"content": "<|start|>", "special": True, "lstrip": True, "normalized": False}}}
+        | {"pad_token": "[PAD]"},
         {"pad_token": "[PAD]", "eos_token": {"__type": "AddedToken", "content": "<stop>", "lstrip": True}},
     ],
 )
@@ -135,7 +137,7 @@ def test_tokens_that_only_the_configuration_knows_have_the_ids_of_transformers(f
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"} | config))
     oracle = transformers.AutoTokenizer.from_pretrained(folder)
     tokenizer = load(folder, **config)
-    text = "a <tool><call> harbour harbours  <call>[PAD]<more> <stop>\n<tool>"
+    text = "a   <|start|>  <tool><call> harbour harbours  <call>[PAD]<more> <stop>\n<tool>"
     assert tokenizer.encode(text) == oracle.encode(text)
     assert tokenizer.vocab_size == len(oracle) > load(folder).vocab_size
     for skip in (True, False):
