@@ -12,6 +12,9 @@ MAX_BITS = 10_000
 """Of a number."""
 ELEMENT = 64
 
+_LISTS = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+CONTAINERS = (dict, *_LISTS)
+"""What C code walks through, other than texts."""
 _PADDING = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)|\{[^{}]*:[^{}]*\d{5}")
 """In a format: a width that is absurd, or that comes with the values."""
 
@@ -28,7 +31,7 @@ def size_of(value: Any) -> int:
             size += len(one)
         elif isinstance(one, dict):
             found += [*one.keys(), *one.values()]
-        elif isinstance(one, list | tuple | set | frozenset):
+        elif isinstance(one, _LISTS):
             found += one
     return size
 
@@ -127,3 +130,10 @@ FILTERS: dict[str, Callable[..., int]] = {
     **dict.fromkeys(("list", "string", "pprint"), size_of),
 }
 """Of such filters."""
+WALKING = frozenset({"capitalize", "dictsort", "e", "escape", "forceescape", "groupby", "lower", "max", "min", "safe"})
+WALKING |= {"sort", "striptags", "title", "trim", "truncate", "unique", "upper", "urlencode", "urlize", "wordcount"}
+WALKING |= {"xmlattr"}
+"""Filters that compare, or turn into text, all that a list holds."""
+COMPARING = frozenset({"!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le"})
+COMPARING |= {"lessthan", "lt", "ne"}
+"""Tests that do."""

@@ -151,6 +151,100 @@ def test_other_attempts_fail(source):
     assert time.process_time() - start < 5
 
 
+def two_of(doubled):
+    """`n.a` and `n.b` are equal, and hold far more than can be gone through, each level twice what is below it."""
+    step = "".join(f"{{% set n.{name} = {doubled.replace('X', 'n.' + name)} %}}" for name in "ab")
+    return "{% set n = namespace(a=(1,), b=(1,)) %}{% for i in range(45) %}" + step + "{% endfor %}"
+
+
+USES = [
+    "n.a == n.b", "n.a != n.b", "n.a < n.b", "n.b >= n.a", "1 < 2 != n.a == n.b", "n.a in [n.b]", "n.a not in [n.b, 1]",
+    "n.a is eq(n.b)", "n.a is in([n.b])", "[n.a]|select('equalto', n.b)|list", "[n.a]|reject('ne', n.b)|list",
+    "[{'x': n.a}]|selectattr('x', '==', n.b)|list", "[n.a].index(n.b)", "[n.a].count(n.b)", "[n.a, n.b]|sort",
+    "[n.a, n.b]|unique|list", "[n.a, n.b]|min", "[n.a, n.b]|max", "[{'x': n.a}, {'x': n.b}]|groupby('x')",
+    "{1: n.a, 2: n.b}|dictsort(by='value')", "n.a|upper", "n.a|trim|length", "n.a|escape", "n.a|urlencode", "n.a|title",
+    "n.a|replace('x', 'y')", "n.a|indent", "n.a|wordcount", "n.a|safe", "n.a|format(1)", "n.a|center(9)",
+    "raise_exception(n.a)", "{}[n.a].x", "{}[n.a, 1]", "{n.a: 1}", "1|default(n.a)", "{}.get((n.a, 1))", "n.a ~ ''",
+    "[1]|map(n.a)|list", "'%s' % [n.a]", "[n.a]|join", "{'x': n.a}|xmlattr", "'{}'.format(n.a)", "dict([(n.a, 1)])",
+    "cycler(1).next() == 1 and n.a == n.b",
+]  # fmt: skip
+KINDS = [
+    "(X, X)", "{'x': X, 'y': X}", "{'x': X, 'y': X}.values()|list", "{'x': X, 'y': X}.values()", "dict(x=X, y=X)",
+    "([1]|batch(3, X)|list)[0]",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "use"), [*(("[X, X]", use) for use in USES), *((kind, USES[0]) for kind in KINDS)])
+def test_nested_lists_are_not_gone_through_in_one_call_whatever_their_size(kind, use):
+    """Such a call is C code, which nothing can stop, and nothing else runs meanwhile."""
+    if "values()" in kind and "|list" not in kind:
+        use = "n.a|upper"  # views are equal only to themselves
+    start = time.process_time()
+    with pytest.raises(InvalidRequest, match=r"the chat template (was stopped: it makes|failed)"):
+        rendered(two_of(kind) + "{% set x = " + use + " %}")
+    assert time.process_time() - start < 5
+
+
+def test_what_changes_is_compared_too():
+    changed = two_of("[X, X]") + "{% for x in [n.a, n.b] %}{{ loop.changed(x) }}{% endfor %}"
+    with pytest.raises(InvalidRequest, match="was stopped: it makes"):
+        rendered(changed)
+
+
+def test_a_namespace_does_not_write_what_it_holds():
+    step = "{% for i in range(60) %}{% set n.x = namespace(x=n.x, y=n.x) %}{% endfor %}"
+    assert rendered("{% set n = namespace(x=1) %}" + step + "{{ n.x }}") == "<namespace>"
+
+
+LOOKS_AMONG_ALL = """
+{%- macro place(messages, id) %}{%- set n = namespace(at=0, seen=false) %}
+{%- for m in messages %}{%- for call in m.tool_calls or [] %}
+{%- if call.id == id and not n.seen %}{{ n.at }}{%- set n.seen = true %}{%- endif %}{%- set n.at = n.at + 1 %}
+{%- endfor %}{%- endfor %}{%- endmacro %}
+{%- for tool in tools %}<{{ tool.function.name }} {{ tool|tojson }}>{% endfor %}
+{%- for m in messages %}{%- if m.role == 'tool' %}[{{ place(messages, m.tool_call_id) }}: {{ m.content }}]
+{%- else %}{{ m.role }}: {{ m.content }}{%- for call in m.tool_calls or [] %}{{ call.function|tojson }}{%- endfor %}
+{%- endif %}
+{%- endfor %}"""
+"""As Cohere's, which number each result by its call."""
+GATHERS = """
+{%- set n = namespace(text='') %}
+{%- for m in messages %}{%- set n.text = n.text + m.role ~ ': ' ~ m.content + '\\n' %}{%- endfor %}{{ n.text }}"""
+
+
+def history(num_turns, num_tools=60):
+    """Of an agent: many tools, and in each turn a call and its result."""
+    properties = {f"p{number}": {"type": "string", "description": "what it is for " * 3} for number in range(6)}
+    tools = [
+        {"type": "function", "function": {"name": f"tool{number}", "parameters": {"properties": properties}}}
+        for number in range(num_tools)
+    ]
+    messages = [{"role": "user", "content": "begin"}]
+    for number in range(num_turns):
+        call = {"id": f"c{number}", "function": {"name": f"tool{number % 60}", "arguments": {"p0": "x" * 50}}}
+        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
+        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": "result " * 60})
+    return messages, tools
+
+
+@pytest.mark.parametrize(("source", "num_turns"), [(LOOKS_AMONG_ALL, 300), (GATHERS, 500)])
+def test_long_histories_of_agents_are_rendered(source, num_turns):
+    """Templates whose work grows with the square of the history."""
+    messages, tools = history(num_turns)
+    text = rendered(source, messages, tools=tools)
+    assert text.count("result") == 60 * num_turns
+    assert source is GATHERS or f"[{num_turns - 1}: result" in text
+
+
+@pytest.mark.parametrize("name", ["doubling by +", "doubling of a list", "nested lists written", "steps", "calls"])
+def test_bombs_are_stopped_among_long_histories_too(name):
+    messages, tools = history(200)
+    start = time.process_time()
+    with pytest.raises(InvalidRequest, match="the chat template was stopped"):
+        rendered(BOMBS[name], messages, tools=tools)
+    assert time.process_time() - start < 15
+
+
 def test_time_is_bounded(monkeypatch):
     """Where each step takes long, though it makes nothing."""
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
