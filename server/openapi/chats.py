@@ -2,39 +2,39 @@
 
 from typing import Any
 
+from server.convert.messages import OF_SERVER_TOOLS
+from server.convert.tool_results import NOT_TEXT, TEXTS
+
 Schema = dict[str, Any]
 
 _TEXT: Schema = {"type": "string"}
 _NAME: Schema = {"type": "string", "minLength": 1}
 
+
+def _object(**properties: Schema) -> Schema:
+    """All of them are there."""
+    return {"type": "object", "required": [*properties], "properties": properties}
+
+
 _PARTS: Schema = {
     "type": "array",
     "items": {
-        "type": "object",
-        "required": ["type", "text"],
-        "properties": {"type": {"enum": ["text", "input_text"]}, "text": _TEXT},
+        "anyOf": [
+            _object(type={"enum": [*TEXTS]}, text=_TEXT),
+            _object(type={"const": "refusal"}, refusal=_TEXT),
+            {**_object(type={"enum": [*NOT_TEXT, "search_result"]}), "description": "Of what a tool gave"},
+        ]
     },
 }
+_CALL = _object(name=_TEXT, arguments={"description": "JSON of an object, or whatever a model wrote"})
+_CALL["required"] = ["name"]
 _TOOL_CALL: Schema = {
     "type": "object",
-    "required": ["function"],
-    "properties": {
-        "id": {"type": ["string", "null"]},
-        "type": {"const": "function"},
-        "function": {
-            "type": "object",
-            "required": ["name"],
-            "properties": {
-                "name": _TEXT,
-                "arguments": {
-                    "anyOf": [
-                        {"type": "string", "contentMediaType": "application/json"},
-                        {"type": ["object", "null"]},
-                    ]
-                },
-            },
-        },
-    },
+    "properties": {"id": {"type": ["string", "null"]}},
+    "anyOf": [
+        {"required": ["function"], "properties": {"type": {"const": "function"}, "function": _CALL}},
+        _object(type={"const": "custom"}, custom=_object(name=_TEXT)),
+    ],
 }
 MESSAGES: Schema = {
     "type": "array",
@@ -46,33 +46,29 @@ MESSAGES: Schema = {
             "role": {**_NAME, "examples": ["system", "user", "assistant", "tool"]},
             "content": {"anyOf": [_TEXT, _PARTS, {"type": "null"}]},
             "tool_calls": {"anyOf": [{"type": "array", "items": _TOOL_CALL}, {"type": "null"}]},
+            "function_call": {"anyOf": [_CALL, {"type": "null"}]},
+            "tool_call_id": {"type": ["string", "null"]},
         },
         "anyOf": [
             {"required": ["content"], "properties": {"content": {"type": ["string", "array"]}}},
-            {
-                "required": ["tool_calls"],
-                "properties": {"role": {"const": "assistant"}, "tool_calls": {"type": "array", "minItems": 1}},
-            },
+            {"properties": {"role": {"enum": ["assistant", "tool", "function"]}}},
         ],
     },
 }
+
+
+def _other_tools(*types: str) -> Schema:
+    return {
+        **_object(type={"type": "string", "not": {"enum": [*types]}}),
+        "description": "Of the server's own, which are passed over",
+    }
+
+
+_FUNCTION = _object(name=_NAME, parameters={"type": ["object", "null"], "description": "A JSON schema"})
+_FUNCTION["required"] = ["name"]
 TOOLS: Schema = {
     "type": "array",
-    "items": {
-        "type": "object",
-        "required": ["type", "function"],
-        "properties": {
-            "type": {"const": "function"},
-            "function": {
-                "type": "object",
-                "required": ["name"],
-                "properties": {
-                    "name": _NAME,
-                    "parameters": {"type": ["object", "null"], "description": "A JSON schema"},
-                },
-            },
-        },
-    },
+    "items": {"anyOf": [_object(type={"const": "function"}, function=_FUNCTION), _other_tools("function")]},
 }
 TOOL_CHOICE: tuple[Schema, ...] = (
     {"enum": ["auto", "none", "required"]},
@@ -90,6 +86,7 @@ TOOL_CHOICE: tuple[Schema, ...] = (
             {"required": ["name"], "properties": {"name": _NAME}},
         ],
     },
+    _object(type={"const": "allowed_tools"}),
 )
 _JSON_SCHEMA: Schema = {
     "type": "object",
@@ -119,11 +116,7 @@ RESPONSE_FORMAT: Schema = {
 
 
 def _block(kind: str, **properties: Schema) -> Schema:
-    return {
-        "type": "object",
-        "required": ["type", *properties],
-        "properties": {"type": {"const": kind}, **properties},
-    }
+    return _object(type={"const": kind}, **properties)
 
 
 TURNS: Schema = {
@@ -144,8 +137,10 @@ TURNS: Schema = {
                                 _block("text", text=_TEXT),
                                 _block("thinking", thinking=_TEXT),
                                 _block("redacted_thinking"),
-                                _block("tool_use", id=_TEXT, name=_TEXT, input={"type": "object"}),
+                                _block("tool_use", id=_TEXT, name=_TEXT),
                                 _block("tool_result", tool_use_id=_TEXT),
+                                _object(type={"enum": [*OF_SERVER_TOOLS]}),
+                                _object(type={"type": "string", "pattern": "_tool_result$"}),
                             ]
                         },
                     },
@@ -159,12 +154,17 @@ SYSTEM: tuple[Schema, ...] = (_TEXT, {"type": "array", "items": _block("text", t
 CUSTOM_TOOLS: Schema = {
     "type": "array",
     "items": {
-        "type": "object",
-        "required": ["name", "input_schema"],
-        "properties": {
-            "type": {"enum": [None, "custom"]},
-            "name": _NAME,
-            "input_schema": {"type": "object", "description": "A JSON schema"},
-        },
+        "anyOf": [
+            {
+                "type": "object",
+                "required": ["name", "input_schema"],
+                "properties": {
+                    "type": {"enum": [None, "custom"]},
+                    "name": _NAME,
+                    "input_schema": {"type": "object", "description": "A JSON schema"},
+                },
+            },
+            _other_tools("custom"),
+        ]
     },
 }
