@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,8 @@ PICKLE_REASON = (
 )
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Entries of generation_config.json that requests may leave out."""
+
+POOLING = "pooling_mode_"
 
 OWN_CODE = "the checkpoint names code of its own (auto_map), which is never run"
 
@@ -60,6 +62,7 @@ def open_hf_folder(folder: Path) -> Checkpoint:
         tokenizer_source=TokenizerFiles(folder, tokenizer_config),
         chat_templates=_chat_templates(folder, tokenizer_config, notes),
         tensors=tensors,
+        pooling=_pooling(folder / "1_Pooling" / "config.json"),
         notes=tuple(notes),
     )
 
@@ -143,6 +146,18 @@ def _token_ids(values: dict[str, Any], file: Path, notes: list[str]) -> tuple[in
     if len(known) < len(ids):
         notes.append(f"{file}: eos_token_id {shown(given)} is no token id, and passed over")
     return known
+
+
+def _pooling(file: Path) -> Literal["last", "mean"]:
+    """From the file that sentence-transformers writes."""
+    modes = [
+        key for key, value in read_json(file, missing_ok=True).items() if key.startswith(POOLING) and value is True
+    ]
+    if modes == [f"{POOLING}mean_tokens"]:
+        return "mean"
+    if modes in ([], [f"{POOLING}lasttoken"]):
+        return "last"
+    raise CheckpointError(f"{file}: {', '.join(modes)} is not supported; {POOLING}mean_tokens and lasttoken are")
 
 
 def _chat_templates(folder: Path, tokenizer_config: dict[str, Any], notes: list[str]) -> dict[str, str]:

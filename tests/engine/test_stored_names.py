@@ -151,6 +151,19 @@ def _info() -> dict[str, Any]:
     }
 
 
+@pytest.mark.parametrize(("mode", "pooling"), [("mean_tokens", "mean"), ("lasttoken", "last"), ("cls_token", None)])
+def test_pooling_of_sentence_transformers(tmp_path: Path, mode: str, pooling: str | None) -> None:
+    write_tiny(tmp_path)
+    (tmp_path / "1_Pooling").mkdir()
+    modes = dict.fromkeys(("mean_tokens", "lasttoken", "cls_token"), False) | {mode: True}
+    edit_json(tmp_path / "1_Pooling" / "config.json", **{f"pooling_mode_{name}": on for name, on in modes.items()})
+    if pooling is None:
+        with pytest.raises(CheckpointError, match="pooling_mode_cls_token is not supported"):
+            open_checkpoint(tmp_path)
+    else:
+        assert open_checkpoint(tmp_path).pooling == pooling
+
+
 @pytest.mark.parametrize("word", ["Infinity", "-Infinity", "NaN"])
 def test_numbers_that_only_python_writes(tmp_path: Path, word: str) -> None:
     model = write_tiny(tmp_path)
