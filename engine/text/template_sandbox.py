@@ -190,7 +190,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         _replace_expressions(tree)
-        for node in [one for kind in _COUNTED for one in tree.find_all(kind)]:
+        bodies: list[nodes.For | nodes.Macro | nodes.CallBlock] = [
+            *(node for kind in (nodes.For, nodes.Macro, nodes.CallBlock) for node in tree.find_all(kind))
+        ]
+        for node in bodies:
             size = _own_data(node.body)
             node.body.insert(0, nodes.ExprStmt(_call("count_step", nodes.Const(size))).set_lineno(node.lineno))
         return tree

@@ -12,7 +12,7 @@ MAX_BITS = 10_000
 """Of a number."""
 ELEMENT = 64
 
-_LISTS = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
+_LISTS: Any = (list, tuple, set, frozenset, type({}.keys()), type({}.values()), type({}.items()))
 CONTAINERS = (dict, *_LISTS)
 """What C code walks through, other than texts."""
 _PADDING = re.compile(r"%[^a-zA-Z%]*(\d{5}|\*)|\{[^{}]*:[^{}]*\d{5}")
