@@ -13,7 +13,7 @@ from server.protocol.common import GenerationRequest, RequestBody, SamplingField
 from server.protocol.completions import CompletionRequest
 from server.protocol.llama_cpp import NativeRequest
 from server.protocol.messages import CountTokensRequest, MessagesRequest
-from server.protocol.ollama import OllamaRequest
+from server.protocol.ollama import OllamaGenerateRequest, OllamaRequest
 from server.protocol.pooling import MAX_INPUTS, EmbeddingRequest, PoolingFields, RerankRequest, ScoringFields
 from server.protocol.token_generation import TokenGenerationRequest, TokenSampling
 from server.protocol.tokenization import ChatPromptFields, DetokenizeRequest
@@ -119,6 +119,7 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
             "input": lambda schema: _list(tokens(schema), MAX_INPUTS),
         },
         RerankRequest: {"documents": lambda schema: _list(schema, MAX_INPUTS - 1)},
+        OllamaGenerateRequest: {"context": tokens},
         TokenGenerationRequest: {"token_ids": tokens},
         DetokenizeRequest: {"tokens": tokens},
     }
