@@ -56,11 +56,10 @@ class AsyncInputs:
         """
         if len(text) < _LONG_TEXT:
             return self._inputs.encode(text, add_special_tokens=add_special_tokens)
-        if must_fit:
-            await self._in_thread(lambda: self._inputs.check_length(text, self.info))
-        if len(text) > _VERY_LONG_TEXT:
+        token_ids = await self._in_thread(lambda: self._encode(text, add_special_tokens, must_fit))
+        if token_ids is None:
             return await encode_in_process(self._inputs.model, text, add_special_tokens=add_special_tokens)
-        return await self._in_thread(lambda: self._inputs.encode(text, add_special_tokens=add_special_tokens))
+        return token_ids
 
     async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """See `Tokenizer.decode`."""
@@ -86,14 +85,11 @@ class AsyncInputs:
 
         def render() -> tuple[str, list[int] | None]:
             text = self._inputs.render(messages, **kwargs)
-            if must_fit:
-                self._inputs.check_length(text, self.info)
-            is_short = len(text) <= _VERY_LONG_TEXT
-            return text, self._inputs.encode(text, add_special_tokens=False) if is_short else None
+            return text, self._encode(text, False, must_fit)
 
         text, token_ids = await self._in_thread(render)
         if token_ids is None:
-            token_ids = await self.encode(text, add_special_tokens=False)
+            token_ids = await encode_in_process(self._inputs.model, text, add_special_tokens=False)
         return RenderedChat(text, token_ids)
 
     async def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget:
@@ -118,6 +114,14 @@ class AsyncInputs:
     def close_threads(self) -> None:
         """What has not begun is not begun any more."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _encode(self, text: str, add_special_tokens: bool, must_fit: bool) -> list[int] | None:
+        """None for a very long text, which is not encoded here."""
+        if must_fit:
+            self._inputs.check_length(text, self.info)
+        if len(text) > _VERY_LONG_TEXT:
+            return None
+        return self._inputs.encode(text, add_special_tokens=add_special_tokens)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)

@@ -118,7 +118,11 @@ async def _in_turn(turns: asyncio.Semaphore, work: Work[Result]) -> Result:
         with contextlib.suppress(RuntimeError):  # the server has ended
             loop.call_soon_threadsafe(turns.release)
 
-    thread = _Thread(work, pass_on)
+    try:
+        thread = _Thread(work, pass_on)
+    except BaseException:  # the system gives us no thread
+        turns.release()
+        raise
     try:
         return await asyncio.wrap_future(thread.result)
     finally:

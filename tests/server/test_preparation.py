@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import threading
 import time
 from typing import Any
 
@@ -90,6 +91,20 @@ async def test_small_requests_wait_for_no_large_ones(
     assert not any(task.done() for task in large)
     ended.set()
     assert {answer.status_code for answer in await asyncio.gather(*large)} == {200}
+
+
+async def test_a_thread_that_cannot_be_had_fails_one_request(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    path, body = "/tokenize", PATHS["/tokenize"]
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        for _ in range(5):
+            assert (await client.post(path, json=body)).status_code == 500
+    assert (await client.post(path, json=body, timeout=5)).status_code == 200
 
 
 def unfinished(url: str, body: bytes) -> socket.socket:
