@@ -45,7 +45,7 @@ $(CHECKPOINT): | .venv/installed
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy configs scheduler server
+	$(BIN)/mypy configs scheduler engine server octavo.py
 	$(BIN)/lint-imports
 
 test: lint $(CHECKPOINT)

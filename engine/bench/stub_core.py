@@ -79,7 +79,7 @@ def main() -> None:
     socket.send(encoder.encode(READY))
     core, due = StubCore(), 0.0
     while True:
-        if socket.poll(max(0.0, due - time.monotonic()) * 1e3):
+        if socket.poll(int(max(0.0, due - time.monotonic()) * 1e3)):
             if answer := core.take(decoder.decode(socket.recv())):
                 socket.send(encoder.encode(answer))
         elif time.monotonic() >= due:

@@ -5,7 +5,7 @@ Rotary parameters are accepted in both forms: `rope_theta` + `rope_scaling` (tra
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from configs.errors import CheckpointError
 from engine.models.config import ModelConfig, RopeConfig
@@ -158,7 +158,9 @@ def parse_rope(values: Values, head_dim: int) -> RopeConfig:
         key = "original_max_position_embeddings"
         context = values.whole("max_position_embeddings", most=MAX_CONTEXT)
         parameters[key] = (values if key in values else scaling).whole(key, context, least=2, most=MAX_CONTEXT)
-    return check_rope(RopeConfig(rope_type=rope_type, theta=theta, parameters=parameters), values, "rope factor")
+    return check_rope(
+        RopeConfig(rope_type=cast(Any, rope_type), theta=theta, parameters=parameters), values, "rope factor"
+    )
 
 
 def check_rope(rope: RopeConfig, values: Values, name: str, key: str = "max_position_embeddings") -> RopeConfig:

@@ -132,16 +132,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
             name: _guarded(one, FILTERS.get(name), walks=name in FILTERS or name in WALKING)
             for name, one in self.filters.items()
         }
-        self.tests |= {name: _guarded(self.tests[name], None, walks=True) for name in COMPARING}
+        tests: Any = self.tests
+        tests |= {name: _guarded(tests[name], None, walks=True) for name in COMPARING}
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in _FORBIDDEN and super().is_safe_attribute(obj, attr, value)
 
-    def call_binop(self, context: BudgetContext, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         context.budget.charge(OPERATORS[operator](left, right))
         return self.binop_table[operator](left, right)
 
-    def call(__self, __context: BudgetContext, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         if args and args[0] is __context:  # one of ours, below
             return __obj(*args)
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja wraps `str.format`
@@ -190,10 +191,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
         _replace_expressions(tree)
-        bodies: list[nodes.For | nodes.Macro | nodes.CallBlock] = [
-            *(node for kind in (nodes.For, nodes.Macro, nodes.CallBlock) for node in tree.find_all(kind))
-        ]
-        for node in bodies:
+        bodies: Iterator[Any] = tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock))
+        for node in list(bodies):
             size = _own_data(node.body)
             node.body.insert(0, nodes.ExprStmt(_call("count_step", nodes.Const(size))).set_lineno(node.lineno))
         return tree
