@@ -163,8 +163,14 @@ def _param(message: str) -> str | None:
     return missing[1] if missing else None
 
 
+def _place(name: str) -> str:
+    """`tools[0] web_search`; without the type where that is no name, but any text."""
+    place, _, kind = name.partition(" ")
+    return name if shown(kind) == repr(kind) else place
+
+
 def ignored_header(names: list[str]) -> dict[str, str]:
     """The response header that names ignored fields: at most 20, escaped for a header line."""
-    printable = [name[:64].encode("ascii", "backslashreplace").decode() for name in names[:20]]
+    printable = [_place(name)[:64].encode("ascii", "backslashreplace").decode() for name in names[:20]]
     cleaned = ["".join(letter if letter.isprintable() else "?" for letter in name) for name in printable]
     return {"x-octavo-ignored-fields": ", ".join(cleaned)} if cleaned else {}
