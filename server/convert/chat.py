@@ -77,7 +77,7 @@ def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[str, list[dict[st
     if isinstance(named, dict):
         named = {"type": "function", "function": named}
     with naming({"tools": "functions", "tool_choice": "function_call"} if functions or named else {}):
-        tools = offered(body.tools or functions, tool_of, passed_over)
+        tools = offered(body.tools or functions, tool_of, passed_over, where="functions" if functions else "tools")
         return tool_choice(body.tool_choice or named, tools)
 
 

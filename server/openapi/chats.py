@@ -70,6 +70,8 @@ TOOLS: Schema = {
     "type": "array",
     "items": {"anyOf": [_object(type={"const": "function"}, function=_FUNCTION), _other_tools("function")]},
 }
+FUNCTIONS: Schema = {"type": "array", "items": _FUNCTION}
+FUNCTION_CALL: tuple[Schema, ...] = ({"enum": ["auto", "none"]}, _object(name=_NAME))
 TOOL_CHOICE: tuple[Schema, ...] = (
     {"enum": ["auto", "none", "required"]},
     {

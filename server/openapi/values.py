@@ -7,7 +7,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs.sampling import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_WORD
-from server.openapi.chats import CUSTOM_TOOLS, MESSAGES, RESPONSE_FORMAT, SYSTEM, TOOL_CHOICE, TOOLS, TURNS
+from server.openapi.chats import (
+    CUSTOM_TOOLS,
+    FUNCTION_CALL,
+    FUNCTIONS,
+    MESSAGES,
+    RESPONSE_FORMAT,
+    SYSTEM,
+    TOOL_CHOICE,
+    TOOLS,
+    TURNS,
+)
 from server.protocol.chat import ChatRequest
 from server.protocol.common import GenerationRequest, RequestBody, SamplingFields
 from server.protocol.completions import CompletionRequest
@@ -106,6 +116,8 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
             "messages": _replaced(MESSAGES),
             "tools": _replaced(TOOLS),
             "tool_choice": _replaced(*TOOL_CHOICE),
+            "functions": _replaced(FUNCTIONS),
+            "function_call": _replaced(*FUNCTION_CALL),
         },
         CountTokensRequest: {
             "messages": _replaced(TURNS),

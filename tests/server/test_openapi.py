@@ -32,7 +32,7 @@ QUICK, LONG = 16, 400
 """Requests of each kind for each operation."""
 
 BEYOND_A_SCHEMA = re.compile(
-    r"needs |must be used with|contradict|exclude|mixes |is empty|empty list|may hold one|knows no |names no tool"
+    r"needs |must be used with|contradict|exclude|mixes |is empty|empty list|may hold one|knows no |names no "
     r"|the context has|at most max_tokens|does not exist|is stored|give text_1|holds one text|has the id"
     r"|a request may have|dimensions must be|is not supported by this|must be (sizes|auto|json)"
     r"|(messages|input)\[\d+\]"
