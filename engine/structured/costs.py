@@ -25,9 +25,12 @@ _CHEAP_SOURCE = 16 * 1024
 _CHEAP_PATTERN = 64
 _CHEAP_WIDE = 64
 """States of an automaton in which nearly any token may come: 15 ms each."""
-_CHEAP_FORMATS = ("date", "time", "date-time", "uuid", "ipv4")
-_COSTLY = ("patternProperties", "propertyNames", "minProperties", "maxProperties", "grammar", "multipleOf")
-_WIDE = re.compile(r"\.|\[\^|\\[DWSpP]|\\u|\(\?[^:]|[^\x00-\x7f]")
+_CHEAP_CHOSEN = 16
+_CHEAP_MULTIPLE = 100
+_WIDE_FORMATS = {"email": 8, "uri": 4, "uri-reference": 4, "uri-template": 4}
+_COSTLY = ("patternProperties", "propertyNames", "grammar")
+_WIDE = re.compile(r"\.|\[\^|\\[DWSpPu]")
+_OPTIONAL = re.compile(r"(?<!\()\?|\*|\{0|\|\)|\(\||\|\||\(\?:\|")
 _REPEAT = re.compile(r"\{(\d+)(?:,(\d*))?\}")
 
 
@@ -66,7 +69,7 @@ def is_cheap(structured: StructuredOutput) -> bool:
     if kind == "regex":
         return _is_cheap_pattern(source)
     if kind == "grammar":
-        return not is_lark(source) and _is_cheap_pattern(source)
+        return not (is_lark(source) and "~" in source) and _is_cheap_pattern(source)
     if kind in ("json_object", "choice"):
         return True
     try:
@@ -79,22 +82,31 @@ def is_cheap(structured: StructuredOutput) -> bool:
 
 def _wide_states(node: dict[str, Any]) -> int | None:
     """None: unknown, or many."""
-    if any(keyword in node for keyword in _COSTLY) or node.get("format", "date") not in _CHEAP_FORMATS:
+    named = node.get("properties")
+    is_chosen = "minProperties" in node or "maxProperties" in node
+    if any(keyword in node for keyword in _COSTLY) or (is_chosen and len(named or ()) > _CHEAP_CHOSEN):
+        return None
+    if isinstance(step := node.get("multipleOf"), int) and step > _CHEAP_MULTIPLE:
         return None
     if isinstance(pattern := node.get("pattern"), str) and not _is_cheap_pattern(pattern):
         return None
     wide = len(json.dumps([node.get(key) for key in ("end", "triggers", "excludes")]))
-    named = node.get("properties")
     opened = node.get("additionalProperties", node.get("unevaluatedProperties", False)) is not False
     names = sum(map(len, named)) if opened and isinstance(named, dict) else 0
-    return names + max(0, wide - len("[null, null, null]"))
+    form = node.get("format")
+    return (
+        names + max(0, wide - len("[null, null, null]")) + (_WIDE_FORMATS.get(form, 1) if isinstance(form, str) else 0)
+    )
 
 
 def _is_cheap_pattern(pattern: str) -> bool:
     repeats = 1
     for least, most in _REPEAT.findall(pattern):
         repeats *= max(1, int(most or least)) if len(most or least) < 4 else 1000
-    return len(pattern) <= _CHEAP_PATTERN and not _WIDE.search(pattern) and repeats <= _CHEAP_PATTERN
+    if "){" in pattern and _OPTIONAL.search(pattern):  # ways through a chain that may be empty
+        repeats *= repeats
+    num_wide = max(1, len(_WIDE.findall(pattern)))
+    return len(pattern) <= _CHEAP_PATTERN and repeats * num_wide <= _CHEAP_WIDE
 
 
 def _objects(document: Any) -> Iterator[dict[str, Any]]:

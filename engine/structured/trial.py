@@ -163,7 +163,8 @@ def _answer(job: socket.socket, compile_: Callable[[StructuredOutput], object]) 
     structured = msgspec.json.decode(b"".join(iter(lambda: job.recv(1 << 16), b"")), type=StructuredOutput)
     job.sendall(os.getpid().to_bytes(4))
     limit = MAX_MEMORY + _virtual_bytes()
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with contextlib.suppress(OSError, ValueError):  # where the system has no such limit
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     os.nice(_NICENESS)
     signal.setitimer(signal.ITIMER_REAL, MAX_COMPILE_TIME)  # its signal ends the process
     start = time.process_time()
