@@ -184,6 +184,9 @@ class Languages:
             return _refused("structured outputs need xgrammar: pip install xgrammar")
         except CompilerBusy as error:
             return error
+        except OSError as error:  # of the system, which may be short of memory or of processes for now
+            logger.warning("structured outputs: %s", error)
+            return CompilerBusy("the compiler of grammars could not be started; try again")
         except (InvalidRequest, ValueError) as error:
             return _refused(f"{kind} cannot be used: {error}")
         except Exception as error:

@@ -30,6 +30,7 @@ async def encode_in_process(model: str, text: str, *, add_special_tokens: bool) 
     finally:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
+        await process.wait()
     if process.returncode != 0:
         raise Unavailable("the text could not be encoded: the system may be out of memory", retry_after=10)
     ids: list[int] = []

@@ -189,25 +189,27 @@ def test_a_costly_one_waits_for_others_within_bounds_and_may_come_again(compiler
 def test_how_a_trial_ends_is_how_its_request_does(compiler):
     trials = Trials()
     languages = Languages(lambda: compiler, trials)
-    bad, slow, busy, large = (COSTLY.format(each) for each in "abcd")
+    bad, slow, busy, large, short = (COSTLY.format(each) for each in "abcde")
     trials.outcomes = {
         bad: Trial(error="nothing"),
         slow: InvalidRequest("it takes more than 10 seconds to compile", param="structured"),
         busy: CompilerBusy("later"),
         large: Trial(1.0, 1 << 30),
+        short: OSError("no memory for a process"),
     }
-    for source in (bad, slow, busy, large):
+    for source in (bad, slow, busy, large, short):
         languages.want(request(source, source))
     taken = take_all(languages)
-    assert {source: error.status for source, error in taken.items()} == {bad: 400, slow: 400, busy: 503, large: 400}
+    statuses = {bad: 400, slow: 400, busy: 503, large: 400, short: 503}
+    assert {source: error.status for source, error in taken.items()} == statuses
     assert "nothing" in taken[bad].message
     assert "seconds to compile" in taken[slow].message
     assert "MB" in taken[large].message
     trials.outcomes.clear()
-    for source in (busy, slow):
+    for source in (busy, slow, short):
         languages.want(request(source, source))
     taken = take_all(languages)
-    assert taken[busy] is None
+    assert (taken[busy], taken[short]) == (None, None)
     assert taken[slow].status == 400  # it would take as long again
 
 

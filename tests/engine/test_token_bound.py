@@ -1,6 +1,9 @@
 """Texts are refused by their length only where no encoding of them could fit."""
 
 import asyncio
+import contextlib
+import gc
+import time
 
 import psutil
 import pytest
@@ -102,3 +105,16 @@ async def test_a_process_gives_the_same_ids_and_ends_when_nobody_waits():
     work.cancel()
     _, alive = await asyncio.to_thread(psutil.wait_procs, children, 5)
     assert not alive
+
+
+def test_a_loop_that_ends_with_its_work_leaves_no_process_behind(caplog):
+    async def given_up():
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await encode_in_process("smollm2", "words " * 1_000_000, add_special_tokens=True)
+
+    asyncio.run(given_up())
+    assert not psutil.Process().children()
+    time.sleep(0.2)
+    gc.collect()
+    assert not caplog.messages  # what still belongs to the loop says that it is closed
