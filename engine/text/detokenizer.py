@@ -108,6 +108,5 @@ def _hidden_ends(tokenizer: Tokenizer, params: SamplingParams) -> dict[int, str]
     if not params.skip_special_tokens:
         return {}
     texts = {token_id: tokenizer.token(token_id) for token_id in tokenizer.special_ids - {*params.shown_token_ids}}
-    return {
-        token_id: text for token_id, text in texts.items() if text and any(stop.endswith(text) for stop in params.stop)
-    }
+    ends = {stop[-size:] for size in set(map(len, texts.values())) for stop in params.stop}
+    return {token_id: text for token_id, text in texts.items() if text and text in ends}
