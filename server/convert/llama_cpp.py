@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from configs.errors import InvalidRequest
+from configs.errors import InvalidRequest, shown
 from configs.sampling import SamplingParams, StructuredOutput
 from server.convert.sampling import check_stop, fitted, sampling_params
 from server.convert.structured import json_schema
@@ -16,6 +16,8 @@ SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "freq
 NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 RANDOM_SEEDS = (-1, 2**32 - 1)
 NEVER, MOST_BIAS = -100.0, 100.0
+MAX_DIGITS = 20
+"""Of a token id; Python converts no more than some thousands."""
 FILE_SEPARATOR, REPOSITORY = "<|file_sep|>", "<|repo_name|>"
 
 
@@ -110,6 +112,8 @@ async def _biases(serving: Serving, body: NativeRequest) -> dict[int, float] | N
     found: dict[int, float] = {}
     for piece, bias in given.items() if isinstance(given, dict) else given:
         if isinstance(piece, int) or piece.isdecimal():
+            if len(str(piece)) > MAX_DIGITS:
+                raise InvalidRequest(f"logit_bias must be token ids; got {shown(piece)}", param="logit_bias")
             token_ids = [int(piece)]
         else:
             token_ids = await serving.engine.encode(piece, add_special_tokens=False)
@@ -143,7 +147,10 @@ async def _token_ids(serving: Serving, pieces: list[Piece]) -> list[int]:
     engine = serving.engine
     token_ids: list[int] = []
     for index, piece in enumerate(pieces):
-        token_ids += [piece] if isinstance(piece, int) else await engine.encode(piece, add_special_tokens=index == 0)
+        if isinstance(piece, int):
+            token_ids.append(piece)
+        else:
+            token_ids += await engine.encode(piece, add_special_tokens=index == 0, must_fit=True)
     if not token_ids and engine.tokenizer.bos_token_id is not None:
         return [engine.tokenizer.bos_token_id]
     return token_ids
@@ -152,9 +159,9 @@ async def _token_ids(serving: Serving, pieces: list[Piece]) -> list[int]:
 async def _infill(serving: Serving, body: InfillRequest) -> list[int]:
     """Other files stand before the prefix, as in a repository where the model has tokens for that."""
     engine = serving.engine
-    token_ids = await engine.encode_infill(body.input_prefix, body.input_suffix)
+    token_ids = await engine.encode_infill(body.input_prefix, body.input_suffix, must_fit=True)
     if body.prompt:
-        token_ids = token_ids + await engine.encode(body.prompt, add_special_tokens=False)
+        token_ids = token_ids + await engine.encode(body.prompt, add_special_tokens=False, must_fit=True)
     if not body.input_extra:
         return token_ids
     if engine.tokenizer.special_id(FILE_SEPARATOR) is None:
@@ -163,4 +170,5 @@ async def _infill(serving: Serving, body: InfillRequest) -> list[int]:
         files = "".join(f"{FILE_SEPARATOR}{extra.filename}\n{extra.text}\n" for extra in body.input_extra)
         text = f"{REPOSITORY}myproject\n{files}{FILE_SEPARATOR}filename\n"
     begins = token_ids[:1] == [engine.tokenizer.bos_token_id]
-    return [*token_ids[:begins], *await engine.encode(text, add_special_tokens=False), *token_ids[begins:]]
+    others = await engine.encode(text, add_special_tokens=False, must_fit=True)
+    return [*token_ids[:begins], *others, *token_ids[begins:]]

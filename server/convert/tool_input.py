@@ -39,7 +39,7 @@ def arguments_in_history(given: Any, where: str, param: str) -> dict[str, Any]:
 def json_text(value: Any, where: str, param: str) -> str:
     if _is_too_deep(value):
         raise InvalidRequest(f"{where} is nested too deeply", param=param)
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _is_too_deep(value: Any) -> bool:

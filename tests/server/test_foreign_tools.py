@@ -99,7 +99,7 @@ async def test_functions_of_a_namespace_are_called_by_both_names(
     items = [one["item"] for one in events if "item" in one]
     assert [(one["namespace"], one["name"]) for one in items] == [("team", "spawn")] * 2
 
-    output = {"type": "function_call_output", "call_id": item["call_id"], "output": "done"}
+    output = {"type": "function_call_output", "call_id": item["call_id"], "output": DONE}
     await post(client, "/v1/responses", **{**request, "input": [{"role": "user", "content": "hi"}, item, output]})
     assert engine.messages[1]["tool_calls"][0]["function"]["name"] == "team__spawn"
     assert engine.messages[2]["name"] == "team__spawn"
@@ -143,6 +143,7 @@ async def test_what_a_namespace_holds_beside_functions_is_passed_over(client: ht
 
 USER = {"role": "user", "content": "go"}
 LAST = {"role": "user", "content": "on"}
+DONE = "done: 完了"
 
 
 @pytest.mark.parametrize(
@@ -150,31 +151,31 @@ LAST = {"role": "user", "content": "on"}
     [
         (
             {"type": "custom_tool_call", "call_id": "c", "name": "patch", "input": "*** a"},
-            {"type": "custom_tool_call_output", "call_id": "c", "output": "done"},
+            {"type": "custom_tool_call_output", "call_id": "c", "output": DONE},
             "patch",
             {"input": "*** a"},
         ),
         (
             {"type": "local_shell_call", "call_id": "c", "id": "x", "action": {"type": "exec", "command": ["ls"]}},
-            {"type": "local_shell_call_output", "id": "c", "output": "done"},
+            {"type": "local_shell_call_output", "id": "c", "output": DONE},
             "local_shell",
             {"action": {"type": "exec", "command": ["ls"]}},
         ),
         (
             {"type": "shell_call", "call_id": "c", "action": {"commands": ["ls"]}, "status": "completed"},
-            {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "done", "stderr": ""}, 5]},
+            {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": DONE, "stderr": ""}, 5]},
             "shell",
             {"action": {"commands": ["ls"]}},
         ),
         (
             {"type": "apply_patch_call", "call_id": "c", "operation": {"type": "delete_file", "path": "a"}},
-            {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": "done"},
+            {"type": "apply_patch_call_output", "call_id": "c", "status": "completed", "output": DONE},
             "apply_patch",
             {"operation": {"type": "delete_file", "path": "a"}},
         ),
         (
             {"type": "tool_search_call", "call_id": "c", "execution": "client", "arguments": {"q": "x"}},
-            {"type": "function_call_output", "call_id": "c", "output": "done"},
+            {"type": "function_call_output", "call_id": "c", "output": DONE},
             "tool_search",
             {"execution": "client", "arguments": {"q": "x"}},
         ),
@@ -186,7 +187,7 @@ async def test_calls_that_a_client_ran_are_told_as_calls_of_functions(
     await post(client, "/v1/responses", input=[USER, call, output, LAST])
     _, said, result, _ = engine.messages
     assert said["tool_calls"][0]["function"] == {"name": name, "arguments": arguments}
-    assert "done" in result["content"]
+    assert DONE in result["content"]
     assert result["name"] == name
 
 

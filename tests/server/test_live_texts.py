@@ -33,7 +33,7 @@ def truncated(num_characters: int) -> dict[str, object]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/completion"])
 def test_a_text_that_cannot_fit_costs_neither_time_nor_memory(server: LiveServer, path: str) -> None:
     text = WORDS * 1_000_000
     body = {"prompt": text} if "chat" not in path else {"messages": [{"role": "user", "content": text}]}
