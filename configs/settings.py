@@ -152,7 +152,7 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
     ] = 1
     sse_keep_alive_interval: Annotated[
         float, Meta(ge=0, description="Seconds without an event after which a stream sends a comment; 0: none.")
-    ] = 0
+    ] = 15
     enable_force_include_usage: Annotated[
         bool, Meta(description="Every stream ends with its usage, as if stream_options.include_usage were set.")
     ] = False

@@ -86,3 +86,8 @@ async def test_text_can_come_in_intervals() -> None:
         refused = await client.post("/v1/completions", json={"prompt": "ab", "stream_interval": 0})
     assert engine.intervals == [4, 7, sys.maxsize, 1]
     assert refused.json()["error"]["param"] == "stream_interval"
+
+
+def test_streams_show_that_they_live_before_proxies_and_clients_give_up() -> None:
+    """Proxies do after 60 s, and Node's `fetch` after 300 s without a header; a prompt may take longer."""
+    assert 0 < ServerConfig().sse_keep_alive_interval <= 30
