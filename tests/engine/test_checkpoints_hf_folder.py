@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +115,15 @@ def test_shards_are_read_through_the_index_alone(tmp_path: Path) -> None:
     save_file({"stray": torch.zeros(3)}, tmp_path / WEIGHTS)
     save_file({"stray": torch.zeros(3)}, tmp_path / "consolidated.safetensors")
     check(tmp_path, model)
+
+
+def test_opening_needs_no_torch(tmp_path: Path) -> None:
+    write_tiny(tmp_path, max_shard_size="100KB")
+    code = (
+        "import sys; from engine.checkpoints import open_checkpoint; from engine.text.tokenizer import load_tokenizer\n"
+        f"load_tokenizer(open_checkpoint({str(tmp_path)!r})); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_missing_shard_is_named(tmp_path: Path) -> None:

@@ -56,6 +56,16 @@ def test_stored_type_equals_transformers_on_the_dequantised_weights(tmp_path: Pa
     check(tmp_path / "m.gguf", model)
 
 
+def test_an_opened_file_holds_no_copy_of_its_weights(tmp_path: Path) -> None:
+    """Rows in another order, as Llama's q and k, are put into theirs where they are used."""
+    write_gguf(tmp_path / "m.gguf", tiny_model(), Kind.Q8_0)
+    tensors = open_checkpoint(tmp_path / "m.gguf").tensors
+    assert any(tensor.row_order is not None for tensor in tensors.values())
+    for tensor in tensors.values():
+        assert not tensor.read().flags.owndata
+        assert np.shares_memory(tensor.read(), tensor.read())
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_K, Kind.Q6_K], ids=lambda kind: kind.name)
 def test_quantised_embedding(tmp_path: Path, kind: Kind, tied: bool) -> None:
