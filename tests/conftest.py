@@ -4,6 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+
+# read when torch is loaded: its threads then sleep at barriers, as the engine's do, and leave the cores to others
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 import torch
 
 if not torch.cuda.is_available():
