@@ -7,6 +7,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
+from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
 from server.http_errors import error_response
 from server.operation import ANSWER_HEADERS, Operation, Paths, routes_of
@@ -44,7 +45,10 @@ class Application:
                 error = self.state.serving.shutting_down()
                 response = error_response(Request(scope), error)
                 ledger.note_error(record, error, response.status_code)
-            except Exception as error:
+            except Exception as failure:
+                error = failure
+                if isinstance(failure, RecursionError):  # going through what a body nests
+                    error = InvalidRequest("the body is nested too deeply")
                 response = error_response(Request(scope), error)
                 ledger.note_error(record, error, response.status_code)
             response.raw_headers += scope[ANSWER_HEADERS]

@@ -82,9 +82,10 @@ def is_cheap(structured: StructuredOutput) -> bool:
 
 def _wide_states(node: dict[str, Any]) -> int | None:
     """None: unknown, or many."""
-    named = node.get("properties")
+    properties = node.get("properties")
+    named = properties if isinstance(properties, dict) else {}
     is_chosen = "minProperties" in node or "maxProperties" in node
-    if any(keyword in node for keyword in _COSTLY) or (is_chosen and len(named or ()) > _CHEAP_CHOSEN):
+    if any(keyword in node for keyword in _COSTLY) or (is_chosen and len(named) > _CHEAP_CHOSEN):
         return None
     if isinstance(step := node.get("multipleOf"), int) and step > _CHEAP_MULTIPLE:
         return None
@@ -92,7 +93,7 @@ def _wide_states(node: dict[str, Any]) -> int | None:
         return None
     wide = len(json.dumps([node.get(key) for key in ("end", "triggers", "excludes")]))
     opened = node.get("additionalProperties", node.get("unevaluatedProperties", False)) is not False
-    names = sum(map(len, named)) if opened and isinstance(named, dict) else 0
+    names = sum(map(len, named)) if opened else 0
     form = node.get("format")
     return (
         names + max(0, wide - len("[null, null, null]")) + (_WIDE_FORMATS.get(form, 1) if isinstance(form, str) else 0)

@@ -74,7 +74,8 @@ class TagReader:
         except (ValueError, RuntimeError):
             if not may_loosen:
                 raise
-            return {"type": "object", "additionalProperties": True} if schema.get("type") == "object" else {}
+            is_object = isinstance(schema, dict) and schema.get("type") == "object"
+            return {"type": "object", "additionalProperties": True} if is_object else {}
         return enforced
 
     def _rule(self, rule: Any, depth: int) -> Any:

@@ -151,6 +151,7 @@ def test_bounds_leave_what_is_usual():
         (structured({**named(40, type="string"), "additionalProperties": True}), False),
         (structured({**named(3), "minProperties": 1}), True),
         (structured({**named(17), "minProperties": 1}), False),
+        (structured({"properties": 5, "minProperties": 1, "format": [], "pattern": {}}), True),
         (structured({"type": "integer", "multipleOf": 1000}), False),
         (structured(ENDLESS), False),
         (structured({"type": "string", "pattern": "(?:[^a]?b?){60}"}), False),

@@ -74,6 +74,14 @@ async def test_lone_surrogates(client: httpx.AsyncClient, field: str) -> None:
     check_error(await client.post(ROUTES[0], content=f"{{{field}}}", headers=JSON), 400)
 
 
+@pytest.mark.parametrize("depth", [100, *range(430, 500)])
+async def test_tools_of_any_depth(client: httpx.AsyncClient, depth: int) -> None:
+    schema = b'{"a":[' * depth + b"1" + b"]}" * depth
+    tools = b'[{"type": "function", "function": {"name": "f", "parameters": ' + schema + b"}}]"
+    body = b'{"messages": [{"role": "user", "content": "x"}], "tools": ' + tools + b"}"
+    check_error(await client.post("/v1/chat/completions", content=body, headers=JSON), 400)
+
+
 async def test_other_content_types(client: httpx.AsyncClient) -> None:
     response = await client.post(ROUTES[0], content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
     assert "content-type" in str(check_error(response, 400)["message"])
