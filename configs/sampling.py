@@ -15,7 +15,7 @@ MAX_BAD_WORDS = 256
 MAX_WORD = 256
 _REPR = reprlib.Repr()
 _REPR.maxother = 200
-"""Of long values, which errors quote, the beginning."""
+"""Errors quote the beginning of a long value."""
 
 
 class StructuredOutput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class ThinkingBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     opening: str = ""
     """The markers' texts, by which both are found however a model spells them. The engine's text side fills them in."""
     spellings: dict[int, str] = {}
-    """Likewise: the texts of all tokens that can be part of a marker."""
+    """The texts of all tokens that can be part of a marker, by id. The engine's text side fills them in, too."""
 
 
 class RepetitionDetection(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -36,7 +36,7 @@ _OF_SERVICE = re.compile(
     r"[A-Z0-9_]+_(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
-"""Such as OCTAVO_PORT=tcp://10.0.0.1:8000, in the name of a service that is called octavo."""
+"""How Kubernetes writes addresses: OCTAVO_PORT=tcp://10.0.0.1:8000 for a service that is called octavo."""
 _COUNT = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 

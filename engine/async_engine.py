@@ -38,7 +38,7 @@ class AsyncEngine(AsyncInputs):
         self._supervisor = supervisor
         self._waiting_room = waiting_room
         self._waiting_for_core = waiting_room.another()
-        """Those that wait for a core that is being started, or is frozen."""
+        """The requests that wait for a core that is being started, or is frozen."""
         self._mailboxes: dict[str, Mailbox] = {}
         self._leaving: set[str] = set()
         """Ids of aborted requests of which the core may still send something."""

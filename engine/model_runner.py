@@ -52,7 +52,7 @@ class StepResult:
     complete: set[str]
     """Those whose output is in its language, and cannot be longer."""
     refused: frozenset[str] = frozenset()
-    """Those who have failed by what they ask for."""
+    """Ids of the requests that failed because of what they ask for."""
 
 
 class ModelRunner:

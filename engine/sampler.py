@@ -45,7 +45,7 @@ class Sampled:
     failed: np.ndarray
     """bool [rows]: the logits held NaN or +inf, or no token was allowed."""
     starved: np.ndarray
-    """bool [rows]: those of them for which no token was allowed."""
+    """bool [rows]: no token was allowed, which is one way to have failed."""
     logprobs: list[TokenLogprobs | None]
     """Empty when no row asked."""
 

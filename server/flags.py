@@ -101,7 +101,7 @@ def add_setting_flags(parser: argparse.ArgumentParser, cls: type[SchedulerConfig
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
-    """Those flags of other servers that `argv` holds. What is to be told of them comes into `passed`."""
+    """Add the flags of other servers that `argv` holds. What is to be told of them comes into `passed`."""
     parser.set_defaults(passed=[])
     given = {argument.partition("=")[0] for argument in argv}
     for row in FOREIGN:

@@ -16,7 +16,7 @@ SAME: dict[str, tuple[str, ...]] = {
     "ssl_certfile": ("--ssl-cert-file",),
     "ssl_keyfile": ("--ssl-key-file",),
 }
-"""By setting: flags that mean the same."""
+"""Flags of other servers that mean the same as a setting, by the setting."""
 
 FIXED: dict[str, tuple[str, bool | str]] = {
     "--enforce-eager": ("cuda_graphs", False),
@@ -29,9 +29,10 @@ FIXED: dict[str, tuple[str, bool | str]] = {
 
 class Foreign(NamedTuple):
     flags: str
-    """With spaces between; what takes a value ends with its metavariable, in brackets where it may be left out."""
+    """Spellings of one flag with spaces between, and behind them the name of its value, in brackets where that may be
+    left out."""
     answer: str
-    """Behind the flag's name."""
+    """What is said behind the flag's name."""
     passing: tuple[str, ...] | None = None
     """Values that ask for nothing and pass in silence, where others are refused; None: none is, and all are told of."""
 

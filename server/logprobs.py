@@ -33,7 +33,7 @@ class CompletionTokens:
         self._offset = 0
 
     def logprobs(self, positions: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """Of the tokens that come next. The chosen token is among the top ones."""
+        """The next tokens of the choice. The chosen token is among the top ones."""
         result = CompletionLogprobs([], [], [], [])
         for position in positions:
             result.tokens.append(self._spell(position.token_id))
@@ -45,7 +45,7 @@ class CompletionTokens:
     def echoed(
         self, prompt_token_ids: Sequence[int], positions: Sequence[TokenLogprobs], count: int
     ) -> CompletionLogprobs:
-        """Of a prompt: nothing predicts its first token, `positions` are those of the others with `count` top ones."""
+        """The tokens of a prompt. Nothing predicts the first; `positions` are the others', with `count` top ones."""
         token_id = prompt_token_ids[0]
         first = CompletionLogprobs([self._spell(token_id)], [None], [None], [self._begin(token_id)])
         rest = [TokenLogprobs(one.token_id, one.logprob, one.top[:count]) for one in positions]

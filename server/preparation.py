@@ -40,7 +40,7 @@ class Preparation:
         self._medium, self._large = asyncio.Semaphore(_MEDIUM_AT_ONCE), asyncio.Semaphore(1)
 
     def hold(self, scope: Scope, num_bytes: int) -> None:
-        """Of a large body, so many bytes are here. Raises `QueueFull`."""
+        """Note how many bytes of a large body are here by now. Raises `QueueFull`."""
         more = num_bytes - scope.get(_HELD, 0)
         if self.num_bytes and self.num_bytes + more > self._max_bytes:
             message = f"{self.num_bytes} bytes of other requests wait already"

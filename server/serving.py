@@ -195,7 +195,7 @@ class Serving:
         return time.monotonic() + min(bounds) if bounds else None
 
     def check_model(self, name: str | None) -> Model:
-        """By one of its names, with or without Ollama's tag `latest`; a request that names none gets the served one.
+        """The model by one of its names, with or without Ollama's tag `latest`; no name stands for the first.
 
         Raises `ModelNotFound`.
         """

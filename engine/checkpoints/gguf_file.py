@@ -47,7 +47,7 @@ ROPE_TENSORS = ROPE_FREQS, ROPE_SHORT, ROPE_LONG = (
 )
 
 NO_POOLING, MEAN, LAST = 0, 1, 3
-"""Values of pooling_type."""
+"""Values of `pooling_type` in GGUF's metadata."""
 
 SPLIT_NAME = re.compile(r"-(\d{5})-of-(\d{5})$")
 
@@ -145,7 +145,7 @@ def _config(file: Path, metadata: dict[str, Any], tensors: dict[str, StoredTenso
 
 
 def _own_values(file: Path, metadata: dict[str, Any]) -> Values:
-    """Those of the architecture."""
+    """The metadata whose keys begin with the architecture's name."""
     prefix = f"{metadata['general.architecture']}."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
     return Values(file, own, prefix)
@@ -227,7 +227,7 @@ def _divisors(file: Path, tensors: dict[str, StoredTensor], name: str, head_dim:
 
 
 def _named_tensors(parts: list[tuple[Path, GGUFContents]]) -> dict[str, StoredTensor]:
-    """By Hugging Face's names; divisors of rotary frequencies keep theirs."""
+    """All tensors by Hugging Face's names; divisors of rotary frequencies keep GGUF's."""
     found: dict[str, StoredTensor] = {}
     for file, contents in parts:
         for stored_name, tensor in contents.tensors.items():

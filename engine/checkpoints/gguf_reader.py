@@ -25,7 +25,7 @@ DEFAULT_ALIGNMENT = 32
 
 STRING, ARRAY = 8, 9
 MAX_DEPTH = 8
-"""Of arrays in arrays; files have one."""
+"""How deep arrays may lie in arrays; files have one."""
 MAX_DIMS = 8
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 

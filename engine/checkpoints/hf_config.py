@@ -23,10 +23,10 @@ FAMILY_DEFAULTS["Ministral"] = FAMILY_DEFAULTS["Mistral"]
 
 WITH_HEAD = "ForCausalLM"
 BASES = ("Model", "ForSequenceClassification", "ForTokenClassification")
-"""Of networks without a head for the next token: what comes before is served, for embeddings."""
+"""Kinds of networks without a head for the next token: what comes before it is served, for embeddings."""
 
 MIN_FACTOR, MAX_FACTOR = 1e-3, 1e6
-"""Of scaled rotary frequencies."""
+"""Bounds of the factors that scale rotary frequencies."""
 
 # Scaling parameters that a rotary type cannot do without.
 REQUIRED_ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {

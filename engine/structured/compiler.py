@@ -22,7 +22,7 @@ from .structural_tag import TagReader
 MAX_SOURCE = 256 * 1024
 """Bytes of a source."""
 MAX_RULE_BYTES = 32 << 20
-"""Of xgrammar's cache, per vocabulary."""
+"""Size of xgrammar's cache of rules, per vocabulary."""
 MAX_SPACES = 20
 """Consecutive white space in JSON: enough for an indented document, and a model cannot fill its answer with it."""
 

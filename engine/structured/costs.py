@@ -13,11 +13,11 @@ from configs.sampling import StructuredOutput
 from .lark import is_lark
 
 MAX_PROPERTIES = 2000
-"""Of all objects together: 1 s where they are optional."""
+"""Most properties of all objects together: 1 s where they are optional."""
 MAX_CHOSEN_PROPERTIES = 48
-"""Optional ones beside minProperties or maxProperties; the time grows with the cube, 80 take 0.7 s."""
+"""Most optional properties beside minProperties or maxProperties; the time grows with the cube, 80 take 0.7 s."""
 MAX_FORMATS = 200
-"""Strings with a format: 0.5 s and 40 MB."""
+"""Most strings with a format: 0.5 s and 40 MB."""
 MAX_MULTIPLES = 4096
 """The sum of all multipleOf, whose time grows with the square: 0.4 s."""
 

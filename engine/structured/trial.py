@@ -40,7 +40,7 @@ class Trial(msgspec.Struct):
     """How a compilation went."""
 
     seconds: float = 0.0
-    """Of the processor's time."""
+    """Processor time of the compilation."""
     num_bytes: int = 0
     error: str | None = None
     """Why there is no language."""

@@ -30,7 +30,7 @@ STEPS_PER_ELEMENT = 1000
 SIZES_OF_INPUT = 256
 """So many times the size of the request may be made beside `MAX_SIZE`."""
 LARGEST_SIZE = 2**31
-"""Of all that is made, whatever the request."""
+"""Most characters that one rendering makes, whatever the size of the request."""
 _STEPS_PER_CHECK = 32
 MAX_SECONDS = 10.0
 """Of processor time."""

@@ -136,4 +136,4 @@ WALKING |= {"xmlattr"}
 """Filters that compare, or turn into text, all that a list holds."""
 COMPARING = frozenset({"!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le"})
 COMPARING |= {"lessthan", "lt", "ne"}
-"""Tests that do."""
+"""Tests that compare all that a list holds."""

@@ -11,7 +11,7 @@ from .token_spelling import BYTE_CHARACTERS
 _COMPOSED = 4
 """Characters that Unicode's composition joins to one at most."""
 _UTF8_BYTES = [byte for byte in range(0xF5) if byte not in (0xC0, 0xC1)]
-"""Those that occur in texts."""
+"""The bytes that occur in UTF-8."""
 _KEEPING = {"ByteLevel", "Digits", "Metaspace", "UnicodeScripts"}
 """Pre-tokenizers that leave every character in the text."""
 

@@ -48,7 +48,7 @@ def _content(entry: Any) -> str | None:
 
 
 def _added_tokens(tokenizer: Tokenizer, config: dict[str, Any], named: dict[str, str]) -> list[AddedToken]:
-    """Those that tokenizer_config.json calls added or special, in the order of their ids."""
+    """The tokens that tokenizer_config.json calls added or special, in the order of their ids."""
     extra = config.get("additional_special_tokens") or config.get("extra_special_tokens") or []
     if isinstance(extra, dict):
         extra = extra.values()

@@ -40,7 +40,7 @@ def as_function_item(item: dict[str, Any], where: str, passed_over: list[str]) -
 
 
 def _output(item: dict[str, Any], kind: str, where: str, passed_over: list[str]) -> dict[str, Any]:
-    """Those that are named by an id alone name their call by it."""
+    """The result of a call as a function's result. An item without `call_id` names its call by its own id."""
     output = item.get("output")
     parts = [output] if isinstance(output, dict) else output
     if isinstance(parts, list) and not all(

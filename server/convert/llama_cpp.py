@@ -17,7 +17,7 @@ NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_
 RANDOM_SEEDS = (-1, 2**32 - 1)
 NEVER, MOST_BIAS = -100.0, 100.0
 MAX_DIGITS = 20
-"""Of a token id; Python converts no more than some thousands."""
+"""Most digits of a token id; Python converts no more than some thousands."""
 FILE_SEPARATOR, REPOSITORY = "<|file_sep|>", "<|repo_name|>"
 
 

@@ -87,7 +87,8 @@ async def plain_prompt(body: OllamaGenerateRequest, serving: Serving, *, must_fi
 
 
 async def without_beginning(body: OllamaGenerateRequest, chat: Chat, serving: Serving) -> Chat | None:
-    """With the end of `context` and prompt that leaves room for an answer; None where the template is too long."""
+    """The chat with as much of the end of `context` and prompt as leaves room for an answer; None where the template
+    alone is too long."""
     empty = {**chat.messages[-1], "content": ""}
     without_prompt = dataclasses.replace(chat, messages=[*chat.messages[:-1], empty])
     around = await render(serving, without_prompt, must_fit=True)
@@ -107,7 +108,7 @@ async def without_beginning(body: OllamaGenerateRequest, chat: Chat, serving: Se
 
 
 def end_of(token_ids: list[int], serving: Serving) -> list[int]:
-    """What leaves room for an answer, with the token that begins all texts."""
+    """The end of a prompt that leaves room for an answer, behind the token that begins all texts."""
     begins = token_ids[:1] == [serving.engine.tokenizer.bos_token_id]
     return token_ids[:begins] + token_ids[begins - room_for_prompt(serving) :]
 
@@ -133,7 +134,7 @@ def sampling_of(body: OllamaRequest, serving: Serving) -> dict[str, Any]:
 
 
 def ignored_fields(body: OllamaRequest, params: SamplingParams, max_model_len: int) -> list[str]:
-    """Those that are not served as they stand; `params` are those that the request came to."""
+    """Names of the fields that are not served as they stand; `params` are those that the request came to."""
     options = body.options or {}
     ignored = _ignored_options(options)
     if (options.get("num_ctx") or 0) > max_model_len:

@@ -8,11 +8,12 @@ from server.chat import Chat, render
 from server.serving import Serving
 
 DROPPED = "x-octavo-dropped-messages"
-"""The header that says how many."""
+"""The header that says how many messages were left out."""
 
 
 async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:
-    """With the newest messages that leave room for an answer, and all system messages; None where the last is too long.
+    """The chat with its newest messages, as many as leave room for an answer, and all system messages; None where the
+    last message is too long.
 
     Room is a fixed max_tokens, else a quarter of the context or what there is. A chat begins with a user's message if
     it can: many templates ask for that.
@@ -51,7 +52,7 @@ async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:
 
 
 def room_for_prompt(serving: Serving) -> int:
-    """Of prompts that have to be cut: a quarter of the context is the answer's."""
+    """Most tokens of a prompt that has to be cut: a quarter of the context is the answer's."""
     return _limit(serving) - _limit(serving) // 4
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from configs.errors import InvalidRequest
 
 MAX_DEPTH = 100
-"""Of arrays and objects within each other; templates and JSON encoders recurse into what they print."""
+"""How deep arrays and objects may lie within each other; templates and JSON encoders recurse into what they print."""
 
 
 def tool_input(arguments: str) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def tool_input(arguments: str) -> dict[str, Any]:
 
 
 def arguments_in_history(given: Any, where: str, param: str) -> dict[str, Any]:
-    """Of a call that a request tells of, as text or as a value; nothing and null are no arguments.
+    """The arguments of a call that a request tells of, as text or as a value; nothing and null are no arguments.
 
     A client sends back what a model wrote, so nothing that can be printed is refused.
     """

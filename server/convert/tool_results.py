@@ -16,8 +16,8 @@ NOT_TEXT = {
 
 
 def result_text(content: Any, where: str, param: str, passed_over: list[str]) -> str:
-    """Of a text, or of parts joined by line breaks. Parts that are no text leave a word in their place, and are added
-    to `passed_over`. Raises `InvalidRequest` naming the part."""
+    """The text, or those of all parts joined by line breaks. Parts that are no text leave a word in their place, and
+    are added to `passed_over`. Raises `InvalidRequest` naming the part."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -38,7 +38,7 @@ def _text(part: Any, where: str, param: str, passed_over: list[str]) -> str:
 
 
 def _inner_text(part: dict[str, Any]) -> str | None:
-    """Of Anthropic's search results, and of documents that hold their text."""
+    """The text in Anthropic's search results, and in documents that hold theirs."""
     content, source = part.get("content"), part.get("source")
     if part.get("type") == "search_result" and isinstance(content, list):
         return "\n".join(str(one.get("text")) for one in content if isinstance(one, dict))

@@ -45,7 +45,7 @@ class Choice:
     timeline: Timeline | None = None
     """As the engine told it last."""
     owner: str = ""
-    """Of the request, see `RequestRecord`."""
+    """The owner of the request, see `RequestRecord`."""
 
     @classmethod
     def of(cls, request: AddRequest, record: "RequestRecord | None", now: float) -> "Choice":
@@ -82,7 +82,7 @@ class Choice:
 
     @property
     def is_counted(self) -> bool:
-        """Of one that has ended: whether its tokens are; not where it failed before its prompt was computed."""
+        """Whether the tokens of a choice that has ended count; not where it failed before its prompt was computed."""
         return self.first_token is not None or self.finish_reason not in FAILED
 
     @property
@@ -146,7 +146,7 @@ CURRENT: ContextVar[RequestRecord | None] = ContextVar("request_record", default
 
 
 def current_owner() -> str:
-    """Of the request that is being answered; what it makes and finds is this owner's."""
+    """The owner of the request that is being answered: what the request makes and finds is this owner's."""
     record = CURRENT.get()
     return record.owner if record else ""
 

@@ -9,7 +9,7 @@ from engine.messages import Snapshot
 PATIENCE = 1.0
 """Seconds for which the engine is waited for: it answers between two steps."""
 BLOCKS_PER_SECOND = 100_000
-"""That are looked at; the core needs a quarter of a microsecond for each, so at most a fortieth of its time."""
+"""How many blocks may be looked at; the core needs a quarter of a microsecond for each, a fortieth of its time."""
 _BLOCKS_OF_REQUEST = 40
 """A request takes the core as long as so many blocks."""
 

@@ -38,7 +38,7 @@ class Watcher(Observer):
         return choice
 
     def owner_of(self, request_id: str) -> str | None:
-        """Of a choice that runs."""
+        """The owner of a choice that runs; None for any other id."""
         choice = self._choices.get(request_id)
         return choice.owner if choice else None
 

@@ -18,8 +18,9 @@ class ChatRequest(GenerationRequest, kw_only=True):
     parallel_tool_calls: bool | None = None
     """False: at most one tool call."""
     functions: list[dict[str, Any]] | None = None
-    """This and the next: the older names of tools and tool_choice; the answer has a function_call."""
+    """The older name of tools; the answer has a function_call."""
     function_call: str | dict[str, Any] | None = None
+    """The older name of tool_choice."""
     include_reasoning: bool | None = None
     """False leaves the reasoning out of the answer."""
     reasoning_effort: str | None = None

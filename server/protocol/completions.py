@@ -27,7 +27,8 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
     token_logprobs: list[float | None]
     """Null for the first token of an echoed prompt, which nothing predicts."""
     top_logprobs: list[dict[str, float] | None]
-    """By what `tokens` has; where ids share a text, the chosen or the likeliest has it, others are `token_id:7`."""
+    """Likeliest tokens as `tokens` writes them; where ids share a text, the chosen or the likeliest has it, others are
+    `token_id:7`."""
     text_offset: list[int]
     """Characters that are complete before the token; the first token of the text begins at 0."""
 

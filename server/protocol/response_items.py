@@ -57,7 +57,7 @@ class FunctionCallItem(msgspec.Struct, frozen=True, kw_only=True, tag="function_
     """Names the call in its output."""
     name: str
     namespace: str | UnsetType = UNSET
-    """Of the function, where it is in one."""
+    """The namespace of the function, where it is in one."""
     arguments: str
     """JSON."""
 

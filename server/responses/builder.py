@@ -46,7 +46,7 @@ class ResponseBuilder:
             if isinstance(space, NamespaceTool)
             for tool in space.tools
         }
-        """And the names within them, of the functions by the names that the model has for them."""
+        """Namespace and name of functions, by the names that the model has for them."""
         self._num_undecided = 0
         """Tokens whose text means nothing yet, such as half a marker; and their logprobs."""
         self._undecided: list[TokenLogprob] = []

@@ -77,7 +77,7 @@ class ResponseStore:
         self._num_bytes = 0
         self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
         self._items: dict[tuple[str, str], Item] = {}
-        """What the model said. This and the responses by owner and id: the current one's are found, and no others'."""
+        """What the model said. Like the responses, items are kept by owner and id, so that nobody finds another's."""
 
     def get(self, response_id: str, *, param: str | None = None) -> StoredResponse:
         """Raises `ResponseNotFound`, which names `param`."""

@@ -59,7 +59,7 @@ class CompletionRenderer:
         self.body = body
         self.tokenizer = generation.serving.engine.tokenizer
         self.tokens: dict[int, CompletionTokens] = {}
-        """Of each choice, as far as they were sent."""
+        """How the tokens of each choice are written, as far as they were sent."""
         self.begins_with_prompt = bool(body.echo or body.return_token_ids or body.prompt_logprobs is not None)
         self.begun: set[int] = set()
         """Choices whose prompt was sent."""

@@ -182,7 +182,7 @@ class NativeWriter:
         return NativeTopLogprob(token_id, self.spell(token_id), raw, max(LOWEST, logprob))
 
     def _picked(self, answer: NativeChunk) -> object:
-        """Those fields that the request asks for by name."""
+        """The answer, or of it the fields that the request asks for by name."""
         if not self.body.response_fields:
             return answer
         whole = msgspec.to_builtins(answer)
@@ -217,7 +217,7 @@ async def props(request: Request) -> Response:
 
 
 async def slots(request: Request) -> Response:
-    """With `fail_on_no_slot`, a 503 where every slot is taken."""
+    """One slot for each request of a step. With `fail_on_no_slot`, a 503 where every slot is taken."""
     serving = serving_of(request)
     total, running = serving.config.max_num_seqs, serving.engine.stats().num_running
     if request.query_params.get("fail_on_no_slot") and running >= total:

@@ -84,7 +84,7 @@ class OllamaRoute(Generic[Body]):
         return Response(whole, headers=headers, media_type="application/json")
 
     async def started(self, serving: Serving, body: Body) -> tuple[Generation, Answers, dict[str, str]]:
-        """With headers of the answer."""
+        """What `start`, or `start_shorter`, gives, with headers of the answer."""
         try:
             return *await self.start(serving, body), {}
         except ContextLengthExceeded:

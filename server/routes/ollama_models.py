@@ -37,7 +37,7 @@ BITS = {"F32": 32, "int8": 8, "int4": 4}
 
 async def list_tags(request: Request) -> Response:
     serving = serving_of(request)
-    return _json(OllamaModels([_model(serving, name, modified_at=_started(serving)) for name in serving.models]))
+    return _json(OllamaModels([_model(serving, name, modified_at=serving.model.created_at) for name in serving.models]))
 
 
 async def list_running(request: Request) -> Response:
@@ -99,7 +99,7 @@ async def _shown(serving: Serving) -> ShowResponse:
             f"{details.family}.context_length": serving.model.max_model_len,
         },
         capabilities=await _capabilities(serving),
-        modified_at=_started(serving),
+        modified_at=serving.model.created_at,
     )
 
 
@@ -137,7 +137,7 @@ def _details(serving: Serving) -> OllamaDetails:
 
 
 def _level(serving: Serving) -> str:
-    """Of a GGUF file, which has several types, the type of most bits left out; names sort by bits."""
+    """The type of the weights: of a GGUF file's the one of the fewest bits, as names sort by bits."""
     info = serving.engine.info
     if info.quantization == "none":
         return FLOATS.get(info.dtype, info.dtype)
@@ -146,7 +146,7 @@ def _level(serving: Serving) -> str:
 
 
 def _size(serving: Serving) -> int:
-    """With the mean of the bits of a GGUF file's types."""
+    """Bytes of the weights; those of a GGUF file by the mean of the bits of its types."""
     named = [int(bits) for bits in re.findall(r"Q(\d)", serving.engine.info.quantization)]
     bits = sum(named) / len(named) if named else BITS.get(_level(serving), 16)
     return int(serving.engine.info.num_parameters * bits / 8)
@@ -158,10 +158,6 @@ def _parameter_size(count: int) -> str:
         if count >= size:
             return f"{count / size:.{digits}f}{unit}"
     return str(count)
-
-
-def _started(serving: Serving) -> str:
-    return serving.model.created_at
 
 
 def _json(content: object, headers: dict[str, str] | None = None) -> Response:

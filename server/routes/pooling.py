@@ -103,7 +103,7 @@ async def with_items(
 
 
 async def score_prompts(serving: Serving, body: ScoreRequest) -> tuple[list[list[int]], int]:
-    """And how many of them are of the first kind."""
+    """The prompts of both kinds, and how many are of the first."""
     first, second = score_pieces(body)
     return await prompts_of(serving, body, first + second), len(first)
 
@@ -119,7 +119,7 @@ async def score(serving: Serving, body: ScoreRequest, prepared: tuple[list[list[
 
 
 async def rerank_prompts(serving: Serving, body: RerankRequest) -> tuple[list[list[int]], list[Piece]]:
-    """And the documents."""
+    """The prompts of query and documents, and the documents."""
     query, documents = rerank_pieces(body)
     return await prompts_of(serving, body, [query, *documents]), documents
 

@@ -112,7 +112,7 @@ class ResponsesRoutes:
     async def _start(
         self, serving: Serving, body: ResponsesRequest, ignored: list[str]
     ) -> tuple[ResponseBuilder, Generation, StoredResponse, dict[str, str]]:
-        """With the headers, which name what is `ignored` and what is passed over."""
+        """Start an answer; its headers name what is `ignored` and what is passed over."""
         previous = self._previous(body)
         items = read_items(body.input, self.store.item, ignored)
         context = [*(previous.conversation if previous else []), *items]

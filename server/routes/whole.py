@@ -18,7 +18,7 @@ Body = TypeVar("Body", bound=ModelRequest)
 Prepare = Callable[[Serving, Body], Awaitable[Any]]
 """What texts become: the answer, or what `Answer` needs."""
 Answer = Callable[[Serving, Body, Any], Coroutine[Any, Any, bytes]]
-"""Of the engine: JSON."""
+"""What the engine makes of that: JSON."""
 
 
 class WholeRoute(Generic[Body]):

@@ -14,7 +14,7 @@ from server.security.origins import Origins, RawHeaders
 from server.security.request_ids import CURRENT, HEADER, request_id
 
 ERROR_BODIES = {"/v1/messages": messages.error_body, "/api/": ollama.error_body}
-"""Of errors of all paths that begin so, for protocols whose clients read something else than OpenAI's."""
+"""Forms of errors by the beginnings of paths, for protocols whose clients read something else than OpenAI's."""
 
 
 class Guard:
