@@ -1,6 +1,7 @@
 """One request's tokens to text deltas, up to a stop string."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import msgspec
 
@@ -39,7 +40,9 @@ class Detokenizer:
         )
         self._stops = StopStringFilter(params.stop, include_in_output=params.include_stop_str_in_output)
         self._has_stops = bool(params.stop)
-        self._hidden = _hidden_ends(tokenizer, params) if params.stop else {}
+        self._hidden: Mapping[int, str] = {}
+        if params.stop and params.skip_special_tokens:
+            self._hidden = _hidden_ends(tokenizer, params.stop, params.shown_token_ids)
         reasoning = params.reasoning
         self._reasoning = None if reasoning is None else ReasoningPart(reasoning.opening, reasoning.closing)
         self._undecided = ""  # may begin a reasoning part
@@ -103,10 +106,9 @@ class Detokenizer:
         return TextDelta("".join(texts), num_tokens, stop_string)
 
 
-def _hidden_ends(tokenizer: Tokenizer, params: SamplingParams) -> dict[int, str]:
+@lru_cache(maxsize=16)  # the choices of one request share theirs
+def _hidden_ends(tokenizer: Tokenizer, stops: tuple[str, ...], shown_token_ids: tuple[int, ...]) -> dict[int, str]:
     """The special tokens that the text leaves out and a stop string ends with, by their ids."""
-    if not params.skip_special_tokens:
-        return {}
-    texts = {token_id: tokenizer.token(token_id) for token_id in tokenizer.special_ids - {*params.shown_token_ids}}
-    ends = {stop[-size:] for size in set(map(len, texts.values())) for stop in params.stop}
+    texts = {token_id: tokenizer.token(token_id) for token_id in tokenizer.special_ids - {*shown_token_ids}}
+    ends = {stop[-size:] for size in set(map(len, texts.values())) for stop in stops}
     return {token_id: text for token_id, text in texts.items() if text and text in ends}
