@@ -2,14 +2,12 @@
 
 import asyncio
 import contextlib
-import os
 import shutil
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,7 +17,7 @@ from configs.errors import UsageError
 from configs.settings import EngineConfig
 
 from .heartbeat import PAGE, SOCKET, Monitor, Pulse
-from .machine import core_variables, usable_cores
+from .machine import core_variables, module_environment, usable_cores
 from .messages import (
     CoreFailed,
     CoreReady,
@@ -32,7 +30,6 @@ from .messages import (
     TokenOutput,
 )
 
-_ROOT = Path(__file__).parent.parent
 _READABLE = int(zmq.POLLIN)
 _MESSAGES_AT_ONCE = 16
 """Steps that are merged at most before readers get their turn."""
@@ -84,7 +81,7 @@ class CoreClient:
                 *(sys.executable, "-P", "-m", *core, folder, msgspec.json.encode(_own_settings(config)).decode()),
                 stdin=PIPE,
                 stdout=DEVNULL,
-                env=_environment(config),
+                env=module_environment(core_variables(config.num_threads or usable_cores())),
             )
             on_failure.pop_all()
         return cls(process, socket, monitor, folder)
@@ -170,11 +167,6 @@ class CoreClient:
 def _own_settings(config: EngineConfig) -> EngineConfig:
     """Without those of the server, which may be secrets: everybody on the machine can read a command line."""
     return EngineConfig(**{field: getattr(config, field) for field in EngineConfig.__struct_fields__})
-
-
-def _environment(config: EngineConfig) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
-    return {**os.environ, **core_variables(config.num_threads or usable_cores()), "PYTHONPATH": path}
 
 
 def _reason(error: OSError | zmq.ZMQError) -> str:

@@ -1,9 +1,10 @@
 """What the machine lets this process use: cores and memory. Imports no torch, so it can be asked before torch is."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+_ROOT = Path(__file__).parents[1]
 _CGROUP, _OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
@@ -29,6 +30,12 @@ def core_variables(num_threads: int) -> dict[str, str]:
     """
     sizes = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(num_threads))
     return {"GOMP_SPINCOUNT": "1000", "THP_MEM_ALLOC_ENABLE": "1", **sizes}
+
+
+def module_environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Environment of another process of ours, run with -m and -P, that finds its modules wherever it is started."""
+    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, **variables, "PYTHONPATH": path}
 
 
 def free_memory(cgroup: Path = _CGROUP, meminfo: Path = Path("/proc/meminfo"), own: Path = _OWN_CGROUP) -> int:

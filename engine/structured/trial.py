@@ -23,7 +23,7 @@ import msgspec
 from configs.errors import CompilerBusy, InvalidRequest
 from configs.sampling import StructuredOutput
 from configs.settings import EngineConfig
-from engine.machine import core_variables
+from engine.machine import core_variables, module_environment
 
 MAX_COMPILE_TIME = 10.0
 """Seconds."""
@@ -33,7 +33,6 @@ FAIR_TIME = 2.0
 """Seconds that a grammar has though others wait."""
 _POLL = 0.05
 _NICENESS = 5
-_ROOT = Path(__file__).parent.parent.parent
 
 
 class Trial(msgspec.Struct):
@@ -114,7 +113,7 @@ class TrialProcess:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, **core_variables(1), "PYTHONPATH": str(_ROOT)},
+                env=module_environment(core_variables(1)),
             )
         return self._control
 

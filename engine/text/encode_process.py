@@ -9,22 +9,21 @@ import os
 import sys
 from array import array
 from asyncio.subprocess import PIPE
-from pathlib import Path
 
 from configs.errors import Unavailable
+from engine.machine import module_environment
 
-_ROOT = Path(__file__).parents[2]
 _PIECE = 100_000
 """Ids; the interpreter's lock is held for a millisecond while so many become Python's."""
 
 
 async def encode_in_process(model: str, text: str, *, add_special_tokens: bool) -> list[int]:
     """As `Tokenizer.encode`. Cancelling ends the process. Raises `Unavailable` when the system has ended it."""
-    path = os.pathsep.join(filter(None, [str(_ROOT), os.environ.get("PYTHONPATH")]))
     command = [sys.executable, "-P", "-m", __name__, model, "special" if add_special_tokens else ""]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=PIPE, stdout=PIPE, env={**os.environ, "PYTHONPATH": path}
-    )
+    try:
+        process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=module_environment({}))
+    except OSError as error:
+        raise _no_memory() from error
     try:
         output, _ = await process.communicate(text.encode("utf-8", "surrogatepass"))
     finally:
@@ -32,11 +31,15 @@ async def encode_in_process(model: str, text: str, *, add_special_tokens: bool) 
             process.kill()
         await process.wait()
     if process.returncode != 0:
-        raise Unavailable("the text could not be encoded: the system may be out of memory", retry_after=10)
+        raise _no_memory()
     ids: list[int] = []
     for start in range(0, len(output), 4 * _PIECE):
         ids += array("i", output[start : start + 4 * _PIECE])
     return ids
+
+
+def _no_memory() -> Unavailable:
+    return Unavailable("the text could not be encoded: the system may be out of memory", retry_after=10)
 
 
 def main() -> None:

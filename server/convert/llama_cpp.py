@@ -4,7 +4,7 @@ from typing import Any
 
 from configs.errors import InvalidRequest, shown
 from configs.sampling import SamplingParams, StructuredOutput
-from server.convert.sampling import check_stop, fitted, sampling_params
+from server.convert.sampling import NEUTRAL_PENALTIES, check_stop, fitted, is_penalised, sampling_params
 from server.convert.structured import json_schema
 from server.field_names import naming
 from server.generation import Generation, Prompt
@@ -13,7 +13,6 @@ from server.serving import Serving
 
 SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos")
 """Fields that mean the same in `SamplingParams`."""
-NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 RANDOM_SEEDS = (-1, 2**32 - 1)
 NEVER, MOST_BIAS = -100.0, 100.0
 MAX_DIGITS = 20
@@ -95,8 +94,7 @@ def settings(params: SamplingParams, max_model_len: int) -> dict[str, Any]:
 
 def passed_over(body: NativeRequest, params: SamplingParams) -> list[str]:
     """Known fields that are not served as they stand."""
-    penalised = any(getattr(params, name) != neutral for name, neutral in NEUTRAL_PENALTIES.items())
-    return ["repeat_last_n"] if penalised and body.repeat_last_n not in (None, -1) else []
+    return ["repeat_last_n"] if is_penalised(params) and body.repeat_last_n not in (None, -1) else []
 
 
 def _structured(body: NativeRequest) -> StructuredOutput | None:

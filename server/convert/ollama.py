@@ -10,7 +10,7 @@ from configs.sampling import MAX_LOGPROBS, SamplingParams, StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat, render
 from server.convert.chat import chat_messages
-from server.convert.sampling import check_stop, sampling_params
+from server.convert.sampling import NEUTRAL_PENALTIES, check_stop, is_penalised, sampling_params
 from server.convert.shortening import room_for_prompt
 from server.convert.structured import json_schema
 from server.convert.tools import offered, tool_of
@@ -27,7 +27,6 @@ from server.serving import Serving
 
 SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 """Options that mean the same in `SamplingParams`."""
-NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 FIELD_NAMES = {"max_tokens": "options", "structured": "format"}
 KNOWN_OPTIONS = Options.__struct_fields__ + tuple(OPTIONS_WITHOUT_EFFECT)
 
@@ -139,8 +138,7 @@ def ignored_fields(body: OllamaRequest, params: SamplingParams, max_model_len: i
     ignored = _ignored_options(options)
     if (options.get("num_ctx") or 0) > max_model_len:
         ignored.append("num_ctx")
-    is_penalised = any(getattr(params, name) != neutral for name, neutral in NEUTRAL_PENALTIES.items())
-    if is_penalised and options.get("repeat_last_n") not in (None, -1):
+    if is_penalised(params) and options.get("repeat_last_n") not in (None, -1):
         ignored.append("repeat_last_n")
     return [f"options.{name}" for name in ignored] + (["shift"] if body.shift else [])
 

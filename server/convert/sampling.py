@@ -15,6 +15,7 @@ SAME_NAME = {field.name for field in msgspec.structs.fields(SamplingParams)} & {
 } - {"max_tokens", "stop"}
 """Fields that mean the same in a request and in `SamplingParams`."""
 
+NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 MAX_BEAMS = MAX_LOGPROBS // 2
 MAX_LENGTH_PENALTY = 10
 NOT_IN_BEAM_SEARCH = SAME_NAME - {"n", "ignore_eos", "skip_special_tokens", "temperature", "seed"} | {
@@ -84,6 +85,11 @@ def truncated(token_ids: list[int], limit: int | None, room: int, side: str = "l
         )
     kept = room if limit == -1 else limit
     return token_ids[-kept:] if side == "left" else token_ids[:kept]
+
+
+def is_penalised(params: SamplingParams) -> bool:
+    """Whether tokens count that were there before."""
+    return any(getattr(params, name) != neutral for name, neutral in NEUTRAL_PENALTIES.items())
 
 
 def fitted(params: SamplingParams, room: int) -> SamplingParams:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from configs.errors import InvalidRequest, shown
 from server.convert.response_items import checked
 from server.protocol.response_items import FunctionTool, NamespaceTool, flat_name
+from server.protocol.unsupported import asks_for_nothing
 
 HINTS = {
     "allowed_callers": (["direct"],),
@@ -40,7 +41,7 @@ def offered(
             passed_over.append(f"{place} {kind}")
             continue
         tools.append(convert(tool, place))
-        hints = (name for name, neutral in HINTS.items() if tool.get(name) not in (None, *neutral))
+        hints = (name for name in HINTS if not asks_for_nothing(HINTS, name, tool.get(name)))
         passed_over += [f"{place}.{name}" for name in hints]
     return tools
 

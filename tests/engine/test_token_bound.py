@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import byte_level_vocabulary, sentencepiece_model, sentencepiece_vocabulary
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from configs.errors import Unavailable
 from engine.bundled import locate_model
 from engine.checkpoints import open_checkpoint
 from engine.text.encode_process import encode_in_process
@@ -116,3 +117,12 @@ def test_a_loop_that_ends_with_its_work_leaves_nothing_of_a_process_behind():
     assert not psutil.Process().children()
     gc.collect()
     assert not [one for one in gc.get_objects() if issubclass(type(one), asyncio.SubprocessTransport)]
+
+
+async def test_without_a_process_the_request_may_come_again(monkeypatch):
+    async def refused(*_, **__):
+        raise OSError("no memory for a process")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refused)
+    with pytest.raises(Unavailable, match="out of memory"):
+        await encode_in_process("smollm2", "text", add_special_tokens=True)
