@@ -22,7 +22,7 @@ import re
 MAX_MESSAGE = 1000
 """Characters of a message to a client, which may quote what the client sent, and others' words."""
 MAX_PARAM = 200
-_NAME = re.compile(r"[\w.:/+@-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[\w.:/+@$-]{1,64}", re.ASCII)
 
 
 def shown(value: object) -> str:

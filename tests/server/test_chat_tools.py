@@ -358,7 +358,11 @@ async def test_what_of_a_schema_cannot_be_enforced_is_named_and_not_refused(
     says(engine, '<tool_call>\n{"name": "fetch", "arguments": {"tags": []}}\n</tool_call>')
     schema = {
         "type": "object",
-        "properties": {"tags": {"type": "array", "uniqueItems": True}, "n": {"multipleOf": 0.5}},
+        "properties": {
+            "tags": {"type": "array", "uniqueItems": True},
+            "n": {"multipleOf": 0.5},
+            "of": {"$ref": "#/nowhere"},
+        },
     }
     function = {"name": "fetch", "parameters": schema}
     body = {
@@ -369,7 +373,7 @@ async def test_what_of_a_schema_cannot_be_enforced_is_named_and_not_refused(
     }
     response = await client.post(PATH, json=body)
     assert response.status_code == 200
-    assert response.headers["x-octavo-ignored-fields"] == "fetch: tags.uniqueItems, fetch: n.multipleOf"
+    assert response.headers["x-octavo-ignored-fields"] == "fetch: tags.uniqueItems, fetch: n.multipleOf, fetch: of.$ref"
     assert "uniqueItems" not in engine.requests[0][2].structured.source
     assert engine.template_kwargs["tools"][0]["function"] == function
     function["strict"] = True
