@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 _HEADER = re.compile(r"\A\s*%llguidance[ \t]*\{\s*\}")
-_EBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-_START = re.compile(r"^\s*[?!]*start\b[^:\n]*:", re.MULTILINE)
+_EBNF = re.compile(r"^[^\S\n]*[\w-]+\s*::=", re.MULTILINE)
+_START = re.compile(r"^[^\S\n]*[?!]*start\b[^:\n]*:", re.MULTILINE)
 _ESCAPE = re.compile(r"\\(?:([A-Za-z])|.)", re.DOTALL)
 _ESCAPES = frozenset("abcdDfnrsStuUvwWx")
 

@@ -162,6 +162,17 @@ def test_what_is_cheap(source, cheap):
     assert is_cheap(source) is cheap
 
 
+@pytest.mark.parametrize("filler", ["\n", " ", "a\n", "start\n", "?", "(", "[", "{1,", "\\"])
+@pytest.mark.parametrize("source", ['{}root ::= "a"', "start: x\n{}", "start: x\n{}::="])
+def test_whether_something_is_cheap_is_soon_told(source, filler):
+    """The thread that asks keeps the core's from its steps."""
+    source = source.replace("{}", filler * (16_000 // len(filler)))
+    start = time.thread_time()
+    for kind in ("grammar", "regex", "json_schema"):
+        is_cheap(StructuredOutput(kind, source))
+    assert time.thread_time() - start < 0.5
+
+
 CHEAP_KEYWORDS = st.fixed_dictionaries(
     {"type": st.sampled_from(["string", "integer", "number", "boolean", ["string", "null"]])},
     optional={"maxLength": st.integers(0, 10**6), "minimum": st.integers(-(10**9), 0), "description": st.text()},
