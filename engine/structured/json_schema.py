@@ -171,8 +171,8 @@ def _merged(schema: dict[str, Any]) -> dict[str, Any]:
         for keyword, value in case.items():
             if keyword not in whole or keyword not in {"type", *_FORMS, *TYPED, *REFUSED, *_NAMED}:
                 whole.setdefault(keyword, value)
-            elif keyword == "required" and isinstance(value, list) and isinstance(whole[keyword], list):
-                whole[keyword] = [*whole[keyword], *(each for each in value if each not in whole[keyword])]
+            elif keyword == "required" and _are_texts(value) and _are_texts(whole[keyword]):
+                whole[keyword] = [*dict.fromkeys([*whole[keyword], *value])]
             elif keyword in _NAMED and isinstance(value, dict) and isinstance(whole[keyword], dict):
                 if any(whole[keyword].get(name, inner) != inner for name, inner in value.items()):
                     return schema
@@ -180,6 +180,10 @@ def _merged(schema: dict[str, Any]) -> dict[str, Any]:
             elif whole[keyword] != value:
                 return schema
     return whole
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
 def _without_superfluous(schema: dict[str, Any]) -> dict[str, Any]:
