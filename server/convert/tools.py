@@ -66,7 +66,7 @@ def tool_choice(given: str | dict[str, Any] | None, tools: list[dict[str, Any]])
     if isinstance(given, dict) and given.get("type") == "allowed_tools":
         return _allowed(given.get("allowed_tools", given), tools)
     if isinstance(given, dict):
-        return f"={_chosen(given, tools)}", tools
+        return f"={_chosen(given, _names(tools))}", tools
     if given not in (None, "auto", "none", "required"):
         raise InvalidRequest(
             f"tool_choice must be auto, none, required or a function; got {shown(given)}", param="tool_choice"
@@ -82,18 +82,23 @@ def _allowed(given: Any, tools: list[dict[str, Any]]) -> tuple[str, list[dict[st
         raise InvalidRequest("allowed_tools needs a mode, auto or required, and tools", param="tool_choice")
     named = [one if isinstance(one, dict) else {"name": one} for one in listed]
     # those that are passed over cannot be called anyway
-    allowed = [_chosen(one, tools) for one in named if one.get("type", "function") == "function"]
+    names = _names(tools)
+    allowed = {_chosen(one, names) for one in named if one.get("type", "function") == "function"}
     return tool_choice(mode, [tool for tool in tools if tool["function"]["name"] in allowed])
 
 
-def _chosen(given: dict[str, Any], tools: list[dict[str, Any]]) -> str:
+def _names(tools: list[dict[str, Any]]) -> set[str]:
+    return {tool["function"]["name"] for tool in tools}
+
+
+def _chosen(given: dict[str, Any], names: set[str]) -> str:
     function = given.get("function")
     name = function.get("name") if isinstance(function, dict) else given.get("name")
     if isinstance(given.get("namespace"), str):
         name = flat_name(given["namespace"], str(name))
-    if given.get("type") != "function" or name not in [tool["function"]["name"] for tool in tools]:
+    if given.get("type") != "function" or not isinstance(name, str) or name not in names:
         raise InvalidRequest(f"tool_choice names no function of tools: {shown(name)}", param="tool_choice")
-    return str(name)
+    return name
 
 
 def tools_of_response(given: list[dict[str, Any]] | None, passed_over: list[str]) -> list[FunctionTool | NamespaceTool]:

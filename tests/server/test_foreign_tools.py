@@ -1,11 +1,14 @@
 """Tools and items of other people's servers: what this one cannot run is passed over and named, never refused."""
 
 import json
+import time
 from typing import Any
 
 import httpx
 import pytest
 
+from configs.settings import ServerConfig
+from server.app import create_app
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_agent_histories import TemplateEngine
 
@@ -133,6 +136,20 @@ async def test_a_choice_may_name_a_function_of_a_namespace(
     tools = [SPACE, FLAT, {"type": "web_search"}]
     await post(client, "/v1/responses", input="hi", tools=tools, tool_choice=choice)
     assert [one["function"]["name"] for one in engine.template_kwargs["tools"]] == ["team__spawn"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+async def test_thousands_of_tools_are_soon_refused(engine: FakeEngine, path: str) -> None:
+    named = [{"type": "function", "name": f"f{index}"} for index in range(16_000)]
+    tools = [{"type": "function", "function": one} for one in named] if "chat" in path else named
+    body = {"messages": [{"role": "user", "content": "hi"}]} if "chat" in path else {"input": "hi"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": named}
+    transport = httpx.ASGITransport(create_app(engine, ServerConfig(), "fake"))
+    start = time.process_time()
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        response = await client.post(path, json={**body, "tools": tools, "tool_choice": choice})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+    assert time.process_time() - start < 4
 
 
 async def test_what_a_namespace_holds_beside_functions_is_passed_over(client: httpx.AsyncClient) -> None:
