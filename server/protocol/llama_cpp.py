@@ -1,10 +1,10 @@
 """llama.cpp's own routes: /completion, /infill, /props and /slots."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Meta, UnsetType
 
 from server.protocol.common import Int64, ModelRequest
 
@@ -56,7 +56,7 @@ class NativeRequest(ModelRequest, kw_only=True):
     stream: bool | None = None
     return_tokens: bool | None = None
     """Add the ids of the answer's tokens; streams always have them."""
-    response_fields: list[str] | None = None
+    response_fields: Annotated[list[str], Meta(max_length=100)] | None = None
     """Only these fields; `timings/prompt_n` is a field of a field, under that name."""
 
 

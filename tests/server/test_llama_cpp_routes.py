@@ -144,6 +144,7 @@ async def test_the_fields_that_a_request_asks_for(client: httpx.AsyncClient) -> 
         ({"n_cmpl": 0}, "n_cmpl"),
         ({"top_p": 2}, "top_p"),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"response_fields": ["content"] * 101}, "response_fields"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused_by_name(client: httpx.AsyncClient, fields: Any, param: str) -> None:
