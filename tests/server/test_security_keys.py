@@ -87,10 +87,8 @@ async def test_only_health_and_the_files_of_the_page_are_open() -> None:
     "path",
     [
         "//health",
-        "/health/",
         "/HEALTH",
         "/health//live",
-        "/health%2f",
         "/v1//models",
         "/no",
     ],
@@ -141,7 +139,8 @@ async def test_errors_are_in_the_shape_of_their_protocol(client: httpx.AsyncClie
 async def test_metrics_may_be_opened() -> None:
     async with in_process(ServerConfig(api_key=KEYS, metrics_without_key=True)) as client:
         assert (await client.get("/metrics")).status_code != 401
-        assert (await client.get("/metrics/")).status_code == 401
+        assert (await client.get("/metrics/")).status_code != 401
+        assert (await client.get("/metrics/more")).status_code == 401
         assert (await client.get("/v1/models")).status_code == 401
 
 
@@ -242,7 +241,7 @@ def test_where_keys_come_from(tmp_path: Path) -> None:
         ({"flags": {"api_key_file": "/"}}, ["--api-key-file /", "directory"]),
         ({"flags": {"api_key_file": "EMPTY"}}, ["holds no key"]),
         ({"flags": {"api_key_file": "BINARY"}}, ["not a text"]),
-        ({"toml": "TOML"}, ["api_key", "array"]),
+        ({"toml": "TOML"}, ["api_key", "length >= 1"]),
     ],
 )
 def test_keys_that_cannot_be_used_are_refused_without_being_quoted(
@@ -251,7 +250,7 @@ def test_keys_that_cannot_be_used_are_refused_without_being_quoted(
     monkeypatch.chdir(tmp_path)
     Path("EMPTY").write_text("# nothing\n\n")
     Path("BINARY").write_bytes(b"\xff\xfe")
-    Path("TOML").write_text('api_key = "sesame"\n')
+    Path("TOML").write_text('api_key = ["sesame", ""]\n')
     with pytest.raises(SettingsError) as caught:
         check_security(resolve(ServerConfig, **source))
     assert all(word in str(caught.value) for word in words), str(caught.value)
