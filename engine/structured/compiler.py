@@ -57,17 +57,14 @@ class Compiler:
         self._compiler_for = lru_cache(4)(self._make_compiler)
         self._pattern_for = lru_cache(256)(self._make_pattern)
 
-    def compile(self, structured: StructuredOutput, *, lazily: bool = False) -> Language:
-        """Raises ValueError with the reason for what cannot be compiled.
-
-        `lazily` leaves the sets of tokens to the steps that need them: for what has many, of which outputs see few.
-        """
+    def compile(self, structured: StructuredOutput) -> Language:
+        """Raises ValueError with the reason for what cannot be compiled."""
         source = structured.source
         if len(source) > MAX_SOURCE or len(source.encode(errors="replace")) > MAX_SOURCE:
             raise ValueError(f"it is longer than {MAX_SOURCE} bytes")
         try:
             kind, source, shown = self._prepared(structured)
-            compiler = self._compiler_for(shown, lazily)
+            compiler = self._compiler_for(shown)
             options = {"max_whitespace_cnt": MAX_SPACES} if kind == "json_schema" else {}
             compiled = getattr(compiler, f"compile_{kind}")(source, **options)
             hidden = self._special.keys() - shown
@@ -114,19 +111,15 @@ class Compiler:
             raise ValueError(f"pattern {pattern[:60]!r} is not supported")
         return converted
 
-    def _make_compiler(self, shown: frozenset[int], lazily: bool) -> Any:
+    def _make_compiler(self, shown: frozenset[int]) -> Any:
         tokens = list(self._tokens)
         for token_id in shown:
             tokens[token_id] = self._special[token_id]
         # Ids that end a request are the row's own affair, see `Matcher`.
         vocabulary = self._xgrammar.TokenizerInfo(tokens, vocab_size=self._vocab_size, stop_token_ids=[])
-        # languages share rules, such as those of JSON's strings, which take most of the time
-        return self._xgrammar.GrammarCompiler(
-            vocabulary,
-            max_threads=1,
-            cache_limit_bytes=MAX_RULE_BYTES,
-            enable_dynamic_compilation=lazily,
-        )
+        # Languages share rules, such as those of JSON's strings, which take most of the time. All sets of tokens are
+        # made here: one of a long enum's, left to the step that needs it, would stop everybody for minutes.
+        return self._xgrammar.GrammarCompiler(vocabulary, max_threads=1, cache_limit_bytes=MAX_RULE_BYTES)
 
 
 def load_compiler(config: EngineConfig) -> Compiler:

@@ -32,8 +32,6 @@ MAX_WAIT = 20.0
 """Seconds that a costly grammar waits for others."""
 _COSTLY_WORKERS = 2
 _MAX_LANGUAGE_BYTES = MAX_CACHE_BYTES // 2
-_SHORT = 0.5
-"""Seconds of a trial. What took longer is compiled lazily here, where nobody could stop it."""
 _NICENESS = 5
 _WAIT = 0.005
 """Seconds."""
@@ -211,12 +209,12 @@ class Languages:
             raise ValueError(trial.error)
         if trial.num_bytes > _MAX_LANGUAGE_BYTES:
             raise ValueError(f"it takes more than {_MAX_LANGUAGE_BYTES >> 20} MB when it is compiled")
-        language = self._compile(job, lazily=trial.seconds > _SHORT)
+        language = self._compile(job)
         language.num_bytes = trial.num_bytes
         return language
 
-    def _compile(self, job: _Job, *, lazily: bool = False) -> Language:
-        return self._loaded().compile(job.structured, lazily=lazily)
+    def _compile(self, job: _Job) -> Language:
+        return self._loaded().compile(job.structured)
 
     def _loaded(self) -> Compiler:
         with self._load_lock:

@@ -10,6 +10,7 @@ from configs.errors import CompilerBusy, InvalidRequest, RequestError
 from configs.sampling import SamplingParams, StructuredOutput
 from engine.structured import languages as module
 from engine.structured.compiler import Compiler
+from engine.structured.language import Matcher
 from engine.structured.languages import Languages
 from engine.structured.trial import Trial
 from scheduler.request import Request
@@ -46,7 +47,7 @@ class GatedCompiler:
     def gate(self, source: str) -> threading.Event:
         return self.gates.setdefault(source, threading.Event())
 
-    def compile(self, structured: StructuredOutput, *, lazily: bool = False):
+    def compile(self, structured: StructuredOutput):
         if structured.source in self.gates:
             assert self.gates[structured.source].wait(30)
         self.compiled.append(structured.source)
@@ -66,7 +67,7 @@ class Trials:
     def compile(self, structured: StructuredOutput, others_wait) -> Trial:
         if structured.source in self.gates:
             assert self.gates[structured.source].wait(30)
-        outcome = self.outcomes.get(structured.source, Trial(0.1, 1000))
+        outcome = self.outcomes.get(structured.source, Trial(1000))
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
@@ -194,7 +195,7 @@ def test_how_a_trial_ends_is_how_its_request_does(compiler):
         bad: Trial(error="nothing"),
         slow: InvalidRequest("it takes more than 10 seconds to compile", param="structured"),
         busy: CompilerBusy("later"),
-        large: Trial(1.0, 1 << 30),
+        large: Trial(1 << 30),
         short: OSError("no memory for a process"),
     }
     for source in (bad, slow, busy, large, short):
@@ -299,3 +300,18 @@ def test_fifty_languages_at_once(core):
     assert len(outputs) == 50
     assert {output.finish_reason for output in outputs.values()} <= {"complete", "length"}
     assert not core._languages._held
+
+
+@pytest.mark.timeout(60)
+def test_steps_are_short_in_a_language_that_took_long_to_compile(compiler):
+    words = json.dumps({"enum": [f"word {index} {index * index}" for index in range(7000)]})
+    structured = StructuredOutput("json_schema", words)
+    trials = Trials()
+    trials.outcomes[words] = Trial(1000)
+    languages = Languages(lambda: compiler.compiler, trials)
+    languages.want(Request("x", PROMPT, SamplingParams(structured=structured), arrival_time=0.0))
+    assert take_all(languages, 30) == {"x": None}
+    matcher = Matcher(languages.of("x"), ())
+    for token_id in as_tokenizer(byte_level_vocabulary()).encode('"word 12'):
+        matcher.append(token_id)
+        assert not matcher.is_too_slow

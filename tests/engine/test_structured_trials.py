@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import socket
 import time
@@ -202,20 +201,3 @@ def test_what_is_cheap_is_soon_compiled(schema):
     start = time.thread_time()
     compiler.compile(structured(schema))
     assert time.thread_time() - start < 2
-
-
-def test_a_lazy_language_allows_the_same_tokens():
-    from engine.structured.language import Matcher
-
-    tokenizer = as_tokenizer(byte_level_vocabulary())
-    compiler = Compiler(tokenizer, tokenizer.vocab_size, [])
-    schema = structured({**named(4, type="string"), "additionalProperties": {"type": "integer"}})
-    matchers = [Matcher(compiler.compile(schema, lazily=lazily), ()) for lazily in (False, True)]
-    for _ in range(200):
-        assert (matchers[0].allowed == matchers[1].allowed).all()
-        allowed = [i for i in range(tokenizer.vocab_size) if matchers[0].allowed[i // 32] >> i % 32 & 1]
-        if not allowed:
-            break
-        token_id = random.choice(allowed)
-        for matcher in matchers:
-            matcher.append(token_id)
