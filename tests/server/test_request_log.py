@@ -110,15 +110,12 @@ async def test_a_stream_is_one_line_at_its_end(client: httpx.AsyncClient, lines:
 
 
 def logged(form: logging.Formatter, message: str, **options: Any) -> str:
+    """By a logger of its own: half a surrogate pair is nothing that a test's report can hold."""
     handler = logging.StreamHandler(io.StringIO())
     handler.setFormatter(form)
-    logger = logging.getLogger("test.forms")
+    logger = logging.Logger("test.forms")
     logger.addHandler(handler)
-    logger.propagate = False  # half a surrogate pair is nothing that a test's report can hold
-    try:
-        logger.error(message, **options)
-    finally:
-        logger.removeHandler(handler)
+    logger.error(message, **options)
     return handler.stream.getvalue()
 
 
