@@ -131,10 +131,12 @@ def given_settings(arguments: argparse.Namespace, cls: type[SchedulerConfig]) ->
 def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
     """Raise `UsageError` for arguments that no flag took, with the nearest flag, or what is to be said of it."""
     if unknown:
-        flags = [flag for action in parser._actions for flag in action.option_strings if flag.startswith("--")]
+        ours = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
+        flags = {flag for action in ours for flag in action.option_strings if flag.startswith("--")}
+        flags -= {alias for aliases in SAME.values() for alias in aliases}
         name = unknown[0].split("=")[0]  # the value may be a secret
         for row in FOREIGN:
-            if name in row.flags.split():
+            if name in row.flags.split() and not any(flag.startswith(name) for flag in flags):
                 raise UsageError(f"{name} {row.answer}")
         raise UsageError(f"unknown argument {name}{did_you_mean(name, flags)}")
 
