@@ -23,7 +23,7 @@ OFFSETS = 2**16
 
 def random_checkpoint(raw: dict[str, Any], deviation: float = 0.02) -> Checkpoint:
     """For the content of a config.json. bfloat16 of this standard deviation; norms are ones."""
-    config = parse_config(raw, Path("config.json"), "bfloat16")
+    config = parse_config(raw, Path("config.json"), "bfloat16", has_head=True)
     shapes = {name: shape for module in modules(config) for name, shape in module.tensors()}
     most = max(map(math.prod, shapes.values())) + OFFSETS
     drawn = torch.randn(min(most, NOISE_ELEMENTS), generator=torch.Generator().manual_seed(0)) * deviation
@@ -32,11 +32,11 @@ def random_checkpoint(raw: dict[str, Any], deviation: float = 0.02) -> Checkpoin
 
     def stored(index: int, name: str, shape: tuple[int, ...]) -> StoredTensor:
         begin = 0 if name.endswith("norm.weight") else 2 * (7919 * index % OFFSETS)
-        data = ones if name.endswith("norm.weight") else noise
-        return StoredTensor(name, NOWHERE, name, shape, "BF16", data[begin : begin + 2 * math.prod(shape)])
+        data = (ones if name.endswith("norm.weight") else noise)[begin : begin + 2 * math.prod(shape)]
+        return StoredTensor(name, NOWHERE, name, shape, "BF16", len(data), lambda: data)
 
     tensors = {name: stored(index, name, shape) for index, (name, shape) in enumerate(shapes.items())}
-    return Checkpoint(NOWHERE, "random", config, {}, (), TokenizerFiles(NOWHERE, {}), None, tensors)
+    return Checkpoint(NOWHERE, "random", config, {}, (), TokenizerFiles(NOWHERE, {}), {}, tensors)
 
 
 @contextmanager

@@ -339,7 +339,13 @@ def test_ctrl_c_prints_what_was_measured() -> None:
     command = [sys.executable, "-m", "server.cli", "bench", "serve"]
     with fake_server(Behaviour(first=0.02)) as url:
         load = ["--request-rate", "20", "--num-prompts", "10000", *SMALL]
-        process = subprocess.Popen([*command, url, *load], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            [*command, url, *load],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # shells ignore it in the background
+        )
         assert process.stdout is not None
         process.stdout.readline()  # the load begins
         time.sleep(1)
