@@ -17,7 +17,9 @@ def read_whole(path: str, answer: Answer, content: bytes) -> None:
 
 
 def read_event(path: str, answer: Answer, data: bytes) -> None:
-    """Raises `Violation` for what comes behind the end."""
+    """Comments, which keep the connection alive, say nothing. Raises `Violation` for what comes behind the end."""
+    if data.startswith(b":"):
+        return
     if answer.is_whole:
         raise Violation(f"behind the end of the stream: {data!r}")
     if data == b"[DONE]":
