@@ -218,8 +218,9 @@ def test_metaspace_decoder_counts_as_sentencepiece():
 
 
 @BOTH
-@given(text=st.text())
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\u2581")))
 def test_texts_round_trip(tokenizer, text):
+    """SentencePiece writes a space as U+2581, so that a text's own comes back as a space."""
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
 
 
