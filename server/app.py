@@ -9,11 +9,12 @@ from starlette.types import Receive, Scope, Send
 
 from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
+from engine.async_engine import AsyncEngine
 from server.http_errors import error_response
 from server.operation import ANSWER_HEADERS, Operation, Paths, routes_of
 from server.route_table import operations
 from server.security.guard import Guard
-from server.serving import EngineFace, Serving
+from server.serving import Serving
 
 
 class Application:
@@ -55,6 +56,6 @@ class Application:
             await response(scope, receive, send)
 
 
-def create_app(engine: EngineFace, config: ServerConfig, model_name: str) -> Application:
+def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Application:
     """`engine` has started and is shut down by the caller. Raises `SettingsError` for keys that cannot be read."""
     return Application(Serving(engine, config, model_name), operations(config))

@@ -7,6 +7,7 @@ from typing import Any
 
 from configs.errors import InvalidRequest
 from configs.sampling import Reasoning, ThinkingBudget
+from engine.async_engine import AsyncEngine
 from engine.input_processor import RenderedChat
 from engine.outputs import CompletionOutput, RequestOutput
 from server.answers.answer_grammar import answer_grammar
@@ -18,7 +19,7 @@ from server.answers.tool_grammar import Choice
 from server.convert.sampling import fitted, sampling_params, truncated
 from server.field_names import FieldNames, naming
 from server.generation import Generation, Prompt
-from server.serving import EngineFace, Serving
+from server.serving import Serving
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ async def render(serving: Serving, chat: Chat, *, must_fit: bool = False) -> Ren
     return await serving.engine.render_chat(messages, must_fit, **kwargs, **chat.template_kwargs)
 
 
-def _behind(prefix: list[int], rendered: RenderedChat, engine: EngineFace) -> list[int]:
+def _behind(prefix: list[int], rendered: RenderedChat, engine: AsyncEngine) -> list[int]:
     token_ids = rendered.token_ids
     if prefix and token_ids[:1] == [engine.tokenizer.bos_token_id]:
         token_ids = token_ids[1:]

@@ -14,11 +14,12 @@ from typing import Any
 import uvicorn
 
 from configs.settings import ServerConfig
+from engine.async_engine import AsyncEngine
 from server.accepting import Acceptor, connection_limit
 from server.app import create_app
 from server.security.connection import connection_class
 from server.security.tls import server_context
-from server.serving import EngineFace, Serving
+from server.serving import Serving
 from server.stalled_clients import end_stalled_clients
 
 LAST_WORDS = 1
@@ -78,7 +79,7 @@ class Server(uvicorn.Server):
             self.should_exit = True
 
 
-def make_server(engine: EngineFace, config: ServerConfig, model_name: str) -> Server:
+def make_server(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Server:
     app = create_app(engine, config, model_name)
     protocol: Any = connection_class(config)
     settings = uvicorn.Config(

@@ -4,10 +4,10 @@ import codecs
 from collections.abc import Callable, Sequence
 
 from engine.messages import TokenLogprobs
+from engine.text.tokenizer import Tokenizer
 from server.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
 from server.protocol.common import PromptLogprob, PromptLogprobs
 from server.protocol.completions import CompletionLogprobs
-from server.serving import TokenizerFace
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
@@ -16,7 +16,7 @@ Spelling = Callable[[int], str]
 _spelling_by_id: Spelling = "token_id:{}".format
 
 
-def spelling(tokenizer: TokenizerFace, as_token_ids: bool | None) -> Spelling:
+def spelling(tokenizer: Tokenizer, as_token_ids: bool | None) -> Spelling:
     """How answers write a token: its text, or `token_id:7`."""
     if as_token_ids:
         return _spelling_by_id
@@ -26,7 +26,7 @@ def spelling(tokenizer: TokenizerFace, as_token_ids: bool | None) -> Spelling:
 class CompletionTokens:
     """How /v1/completions writes the tokens of one choice, and where each of them begins in its text."""
 
-    def __init__(self, tokenizer: TokenizerFace, as_token_ids: bool | None = None) -> None:
+    def __init__(self, tokenizer: Tokenizer, as_token_ids: bool | None = None) -> None:
         self._bytes_of = tokenizer.token_bytes
         self._spell = _spelling_by_id if as_token_ids else self._text_or_bytes
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -79,7 +79,7 @@ class CompletionTokens:
         return begin
 
 
-def prompt_logprobs(tokenizer: TokenizerFace, positions: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:
+def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:
     """By token id, for each token of the prompt; null for the first."""
     result: PromptLogprobs = [None]
     for position in positions:
@@ -96,7 +96,7 @@ def prompt_logprobs(tokenizer: TokenizerFace, positions: Sequence[TokenLogprobs]
     return result
 
 
-def chat_logprobs(spell: Spelling, tokenizer: TokenizerFace, positions: Sequence[TokenLogprobs]) -> ChatLogprobs:
+def chat_logprobs(spell: Spelling, tokenizer: Tokenizer, positions: Sequence[TokenLogprobs]) -> ChatLogprobs:
     content = []
     for position in positions:
         top = [

@@ -5,21 +5,16 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from starlette.requests import Request
 from starlette.types import Scope
 
-from configs.errors import EngineDead, InvalidRequest, ModelNotFound, ShuttingDown, Unavailable, shown
-from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
+from configs.errors import EngineDead, InvalidRequest, ModelNotFound, ShuttingDown, shown
 from configs.settings import ServerConfig
-from engine.input_processor import RenderedChat
-from engine.messages import CoreReady, Snapshot, StepStats
-from engine.observer import Observer
-from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
-from engine.supervisor import EngineHealth
+from engine.async_engine import AsyncEngine
 from server.metrics.records import current_owner
 from server.metrics.telemetry import Telemetry
 from server.preparation import Preparation
@@ -27,120 +22,10 @@ from server.protocol.common import Model
 from server.version import version
 
 
-class TokenizerFace(Protocol):
-    bos_token_id: int | None
-    special_tokens: dict[str, str]
-
-    def token_bytes(self, token_id: int) -> bytes: ...
-
-    def special_id(self, text: str) -> int | None: ...
-
-    def token(self, token_id: int) -> str: ...
-
-
-class EngineFace(Protocol):
-    """The part of `AsyncEngine` that answers requests; its docstrings hold."""
-
-    @property
-    def info(self) -> CoreReady: ...
-    @property
-    def tokenizer(self) -> TokenizerFace: ...
-    @property
-    def default_sampling(self) -> dict[str, Any]: ...
-    @property
-    def is_dead(self) -> bool: ...
-
-    @property
-    def num_restarts(self) -> int: ...
-    @property
-    def pid(self) -> int: ...
-
-    observer: Observer
-
-    def health(self) -> EngineHealth: ...
-
-    def stats(self) -> StepStats: ...
-
-    async def snapshot(self) -> Snapshot: ...
-
-    def check_room(self, num_requests: int, num_tokens: int, priority: int = 0) -> None: ...
-
-    def end_all(self, error: Unavailable) -> None: ...
-
-    async def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> list[int]: ...
-
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
-
-    async def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget: ...
-
-    async def encode_infill(self, prefix: str, suffix: str, *, must_fit: bool = False) -> list[int]: ...
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    @property
-    def default_pooling(self) -> Literal["last", "mean"]: ...
-
-    @property
-    def tool_template(self) -> str | None: ...
-
-    async def render_chat(
-        self, messages: Sequence[dict[str, Any]], must_fit: bool = False, /, **kwargs: Any
-    ) -> RenderedChat: ...
-
-    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None: ...
-
-    def generate(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]: ...
-
-    def generate_many(
-        self,
-        choices: Sequence[tuple[list[int], SamplingParams]],
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-        interval: int = 1,
-        has_room: bool = False,
-    ) -> AsyncGenerator[OutputBatch, None]: ...
-
-    async def embed(
-        self,
-        prompts: Sequence[list[int]],
-        *,
-        request_id: str,
-        pooling: Literal["last", "mean"],
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-    ) -> list[list[float]]: ...
-
-    async def beam_search(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        length_penalty: float,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-    ) -> list[CompletionOutput]: ...
-
-
 class Serving:
     """One engine, under the names of its model. Lives in `app.state.serving`."""
 
-    def __init__(self, engine: EngineFace, config: ServerConfig, model_name: str) -> None:
+    def __init__(self, engine: AsyncEngine, config: ServerConfig, model_name: str) -> None:
         self.engine = engine
         self.config = config
         info = engine.info

@@ -9,7 +9,6 @@ from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 from engine.async_engine import AsyncEngine
 from server.commands.sampling import params_from_flags
-from server.serving import EngineFace
 
 
 def run(config: EngineConfig, arguments: argparse.Namespace) -> int:
@@ -28,7 +27,7 @@ def run(config: EngineConfig, arguments: argparse.Namespace) -> int:
 class Conversation:
     """Messages so far. An answer that was stopped stays as far as it came."""
 
-    def __init__(self, engine: EngineFace, params: SamplingParams) -> None:
+    def __init__(self, engine: AsyncEngine, params: SamplingParams) -> None:
         self.engine = engine
         self.params = params
         self.messages: list[dict[str, str]] = []

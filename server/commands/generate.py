@@ -9,7 +9,6 @@ from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 from engine.async_engine import AsyncEngine
 from server.commands.sampling import params_from_flags
-from server.serving import EngineFace
 
 
 def run(config: EngineConfig, arguments: argparse.Namespace) -> int:
@@ -30,7 +29,7 @@ async def _generate(config: EngineConfig, arguments: argparse.Namespace) -> None
         await engine.shutdown()
 
 
-async def print_answer(engine: EngineFace, prompt: str, params: SamplingParams, request_id: str) -> None:
+async def print_answer(engine: AsyncEngine, prompt: str, params: SamplingParams, request_id: str) -> None:
     token_ids = await engine.encode(prompt)
     engine.validate(token_ids, params)
     print(prompt, end="", flush=True)

@@ -14,7 +14,6 @@ from typing import Any
 from configs.errors import RequestError, UsageError
 from configs.settings import EngineConfig
 from engine.async_engine import AsyncEngine
-from server.serving import EngineFace
 
 from .load import Timing, complete, exactly, random_prompt
 from .report import engine_facts, print_report, print_row
@@ -68,7 +67,7 @@ async def _measure(config: EngineConfig, arguments: argparse.Namespace) -> dict[
 
 
 async def measure_batch(
-    engine: EngineFace, draw: random.Random, batch_size: int, input_len: int, output_len: int
+    engine: AsyncEngine, draw: random.Random, batch_size: int, input_len: int, output_len: int
 ) -> tuple[float, float]:
     """Median time to first token and median time per token, in seconds."""
     prompts = [random_prompt(draw, engine.info.vocab_size, input_len) for _ in range(batch_size)]
@@ -82,13 +81,13 @@ async def measure_batch(
     return ttft, median(tpot)
 
 
-async def _send(engine: EngineFace, prompts: list[list[int]], num_tokens: int) -> list[Timing]:
+async def _send(engine: AsyncEngine, prompts: list[list[int]], num_tokens: int) -> list[Timing]:
     params = exactly(num_tokens)
     requests = (complete(engine, prompt, params, f"bench-{number}") for number, prompt in enumerate(prompts))
     return await asyncio.gather(*requests)
 
 
-def _check_room(engine: EngineFace, arguments: argparse.Namespace) -> None:
+def _check_room(engine: AsyncEngine, arguments: argparse.Namespace) -> None:
     """Raises `RequestError` or `UsageError` when the largest batch does not fit."""
     input_len, batch_size, info = max(arguments.input_lens), max(arguments.batch_sizes), engine.info
     engine.validate([0] * input_len, exactly(arguments.output_len))

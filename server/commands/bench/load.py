@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import NamedTuple
 
 from configs.sampling import SamplingParams
-from server.serving import EngineFace
+from engine.async_engine import AsyncEngine
 
 
 class Timing(NamedTuple):
@@ -28,7 +28,7 @@ def random_prompt(source: random.Random, vocab_size: int, num_tokens: int) -> li
     return [source.randrange(vocab_size) for _ in range(num_tokens)]
 
 
-async def complete(engine: EngineFace, token_ids: list[int], params: SamplingParams, request_id: str) -> Timing:
+async def complete(engine: AsyncEngine, token_ids: list[int], params: SamplingParams, request_id: str) -> Timing:
     """One request, read to its end."""
     sent = time.perf_counter()
     first, num_first, count = 0.0, 0, 0
