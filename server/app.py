@@ -1,61 +1,83 @@
-"""The HTTP application: routes around an engine, and errors as answers."""
+"""The HTTP application: FastAPI with the routers of all protocols around one engine."""
 
-import asyncio
+import functools
+from collections.abc import Callable
+from typing import Any
 
-from starlette.datastructures import State
-from starlette.requests import ClientDisconnect, Request
-from starlette.routing import Router
-from starlette.types import Receive, Scope, Send
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
 
-from configs.errors import InvalidRequest
+from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
-from server.http_errors import error_response
-from server.operation import ANSWER_HEADERS, Operation, Paths, routes_of
+from server import admin, tokenization
+from server.errors import error_response
+from server.metrics.ledger import RECORD
+from server.middleware import Admission, Paths, RequestMiddleware
+from server.operation import Operation, routes_of
+from server.page import PageFiles
 from server.route_table import operations
-from server.security.guard import Guard
 from server.serving import Serving
+from server.version import version
+
+ROUTERS = (admin.router, tokenization.router)
 
 
-class Application:
-    """Instead of Starlette's, which passes each piece of a stream through three layers that look for its start."""
-
-    def __init__(self, serving: Serving, operations: list[Operation]) -> None:
-        """Raises `SettingsError` for keys that cannot be read."""
-        self.state = State({"serving": serving, "operations": operations})
-        self.guard = Guard(serving.config, operations)
-        self.paths = Paths(operations)
-        self.router = Router(routes_of(operations), redirect_slashes=False)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self
-        scope["path"] = self.paths.canonical(scope["path"])
-        ledger = self.state.serving.telemetry.ledger
-        with ledger.following(scope) as record:
-            try:
-                response = self.guard.admit(scope)
-                if response is None:
-                    await self.router(scope, receive, send)
-                    return
-                record.status = response.status_code
-            except ClientDisconnect:  # with half its request sent
-                return
-            except asyncio.CancelledError:  # at the server's end, with half its request read or prepared
-                if record.status or self.state.serving.drained_by is None:
-                    raise
-                error = self.state.serving.shutting_down()
-                response = error_response(Request(scope), error)
-                ledger.note_error(record, error, response.status_code)
-            except Exception as failure:
-                error = failure
-                if isinstance(failure, RecursionError):  # going through what a body nests
-                    error = InvalidRequest("the body is nested too deeply")
-                response = error_response(Request(scope), error)
-                ledger.note_error(record, error, response.status_code)
-            response.raw_headers += scope[ANSWER_HEADERS]
-            await response(scope, receive, send)
-
-
-def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Application:
+def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> FastAPI:
     """`engine` has started and is shut down by the caller. Raises `SettingsError` for keys that cannot be read."""
-    return Application(Serving(engine, config, model_name), operations(config))
+    serving = Serving(engine, config, model_name)
+    app = FastAPI(
+        title="Octavo", version=version(), redoc_url=None, swagger_ui_oauth2_redirect_url=None, redirect_slashes=False
+    )
+    app.state.serving = serving
+    for router in ROUTERS:
+        app.include_router(router)
+    described = operations(config)
+    app.router.routes += routes_of(described)
+    if config.page:
+        app.mount("/page", PageFiles())
+    routes = [route for router in (app.router, *ROUTERS) for route in router.routes if isinstance(route, Route)]
+
+    async def answer_error(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            error = _wrong_method(request, routes) or error
+        response = error_response(request, error)
+        serving.telemetry.ledger.note_error(request.scope[RECORD], error, response.status_code)
+        return response
+
+    for kind in (HTTPException, RequestError):
+        app.add_exception_handler(kind, answer_error)
+    app.openapi = functools.partial(_openapi, app, app.openapi, described)  # type: ignore[method-assign]
+    app.add_middleware(
+        RequestMiddleware,
+        serving=serving,
+        admission=Admission(config),
+        paths=Paths(route.path for route in routes),
+    )
+    return app
+
+
+def _wrong_method(request: Request, routes: list[Route]) -> HTTPException | None:
+    """Tells all methods of the path. What is posted where a name stands means a route that there is not."""
+    found = [route for route in routes if route.matches(request.scope)[0] is not Match.NONE]
+    if not found:  # it is a file's
+        return None
+    if request.method == "POST" and all(route.param_convertors for route in found):
+        return HTTPException(404)
+    methods = {method for route in found for method in route.methods or ()}
+    return HTTPException(405, headers={"allow": ", ".join(sorted(methods))})
+
+
+def _openapi(app: FastAPI, generate: Callable[[], dict[str, Any]], described: list[Operation]) -> dict[str, Any]:
+    """FastAPI's document with the routes that are not FastAPI's yet."""
+    if app.openapi_schema is None:
+        from server.openapi.document import openapi_document  # a start-up needs none of it
+
+        document, others = generate(), openapi_document(described, app.state.serving)
+        document["paths"] |= others["paths"]
+        document["components"]["schemas"] |= others["components"]["schemas"]
+        app.openapi_schema = document
+    return app.openapi_schema

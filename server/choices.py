@@ -14,8 +14,8 @@ from starlette.responses import Response as HttpResponse
 from configs.settings import ServerConfig
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.disconnect import until_disconnect
+from server.errors import openai_error
 from server.generation import Generation
-from server.http_errors import error_body
 from server.protocol.common import (
     GenerationRequest,
     PromptTokensDetails,
@@ -112,7 +112,7 @@ class ChunkWriter:
         return (self._chunk([], usage_of(self.generation)) if self.options.include_usage else b"") + DONE
 
     def error(self, error: Exception) -> bytes:
-        return event(error_body(error))
+        return event(openai_error(error))
 
     def _first(self, chunk: bytes, output: RequestOutput) -> bytes:
         self.is_first = False

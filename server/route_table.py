@@ -15,7 +15,6 @@ from server.protocol.answers import (
     OllamaGenerateAnswer,
 )
 from server.protocol.chat import ChatRequest
-from server.protocol.common import Model, ModelList
 from server.protocol.completions import CompletionRequest
 from server.protocol.live import Live
 from server.protocol.llama_cpp import (
@@ -40,6 +39,7 @@ from server.protocol.ollama import (
     ShowResponse,
     SingleEmbedding,
     SingleEmbeddingRequest,
+    Version,
 )
 from server.protocol.pooling import (
     EmbeddingRequest,
@@ -55,7 +55,6 @@ from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
 from server.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
 from server.protocol.responses import Response as ResponseSnapshot
-from server.protocol.server_state import Entrance, Health, Load, ServerInfo, TokenizerInfo, Version
 from server.protocol.timelines import RequestTimeline
 from server.protocol.token_generation import (
     TextChunk,
@@ -64,32 +63,18 @@ from server.protocol.token_generation import (
     TokenGeneration,
     TokenGenerationRequest,
 )
-from server.protocol.tokenization import (
-    ContentTokens,
-    DetokenizeRequest,
-    DetokenizeResponse,
-    TemplateRequest,
-    TemplateResponse,
-    TokenizeRequest,
-    TokenizeResponse,
-)
 from server.routes.chat import ChatRoute
 from server.routes.completions import CompletionsRoute
 from server.routes.live import LiveRoute
 from server.routes.llama_cpp import NativeRoute, props, slots
 from server.routes.messages import CountTokensRoute, MessagesRoute
-from server.routes.models import list_models, retrieve_model
 from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
 from server.routes.ollama_embed import embed, embed_prompts, single_embedding, single_prompt
 from server.routes.ollama_models import PullRoute, ShowRoute, api_version, list_running, list_tags, refuse_changes
-from server.routes.openapi import DocumentRoute
-from server.routes.page import PageRoute
 from server.routes.pooling import embeddings, pooling, rerank, rerank_prompts, score, score_prompts
 from server.routes.responses import ResponsesRoutes
-from server.routes.server_state import live, load, ready, server_info, show_version, tokenizer_info
 from server.routes.telemetry import metrics, request_timeline
 from server.routes.token_generation import TokenGenerationRoute
-from server.routes.tokenization import apply_template, detokenize, tokenize
 from server.routes.whole import whole
 
 
@@ -102,7 +87,6 @@ def operations(config: ServerConfig) -> list[Operation]:
         *_pooling(config),
         *_text(config),
         *_about_the_server(),
-        *_page(config),
     ]
 
 
@@ -310,16 +294,6 @@ def _pooling(config: ServerConfig) -> list[Operation]:
 
 def _text(config: ServerConfig) -> list[Operation]:
     return [
-        whole(
-            "/tokenize",
-            TokenizeRequest,
-            tokenize,
-            "Token ids of a text or of a chat's prompt",
-            (TokenizeResponse, ContentTokens),
-            config,
-        ),
-        whole("/detokenize", DetokenizeRequest, detokenize, "The text of token ids", DetokenizeResponse, config),
-        whole("/apply-template", TemplateRequest, apply_template, "A chat's prompt", TemplateResponse, config),
         Operation(
             "POST",
             "/v1/messages/count_tokens",
@@ -331,26 +305,8 @@ def _text(config: ServerConfig) -> list[Operation]:
     ]
 
 
-def _health() -> list[Operation]:
-    answers: Any = {"answers": (Health,), "other_statuses": (503,), "is_open": True}
-    return [
-        Operation("GET", "/health /health/ready", ready, "Whether requests can be answered", **answers),
-        Operation("GET POST", "/ping", ready, "The same as /health", **answers),
-        Operation("GET", "/health/live", live, "Whether the server should be left alone", **answers),
-    ]
-
-
 def _about_the_server() -> list[Operation]:
-    model = "/v1/models/{model_id:path}"
     return [
-        Operation("GET", "/v1/models", list_models, "The served model, in a list", (ModelList,)),
-        Operation("GET", model, retrieve_model, "The served model", (Model,), errors=(404,)),
-        *_health(),
-        Operation("GET", "/version", show_version, "Octavo's version", (Version,)),
-        Operation("GET", "/load", load, "How many requests are being answered", (Load,)),
-        Operation("GET", "/server_info", server_info, "What is served, and on what", (ServerInfo,)),
-        Operation("GET", "/tokenizer_info", tokenizer_info, "Special tokens and chat template", (TokenizerInfo,)),
-        Operation("GET", "/openapi.json", DocumentRoute(), "This document", (dict,)),
         Operation(
             "GET",
             "/v1/requests/{request_id:path}",
@@ -377,13 +333,3 @@ def _about_the_server() -> list[Operation]:
             errors=(503,),
         ),
     ]
-
-
-def _page(config: ServerConfig) -> list[Operation]:
-    route = PageRoute(with_page=config.page)
-    html, types = "text/html", sorted({file.media_type.partition(";")[0] for file in route.files.values()})
-    found = [Operation("GET", "/", route.entrance, "The page, for browsers", (Entrance,), texts=(html,), is_open=True)]
-    if route.paths:
-        paths = " ".join(route.paths)
-        found += [Operation("GET", paths, route.file, "A file of the page", (), texts=(*types,), is_open=True)]
-    return found

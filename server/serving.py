@@ -7,8 +7,10 @@ import math
 import time
 from collections.abc import Coroutine, Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from fastapi import Depends
+from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.types import Scope
 
@@ -18,8 +20,25 @@ from engine.async_engine import AsyncEngine
 from server.metrics.records import current_owner
 from server.metrics.telemetry import Telemetry
 from server.preparation import Preparation
-from server.protocol.common import Model
 from server.version import version
+
+
+class Model(BaseModel):
+    """What OpenAI's clients read of a model, and what Anthropic's do."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True, protected_namespaces=())
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    """Unix seconds."""
+    owned_by: str = "octavo"
+    max_model_len: int
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: str
+    """The same moment as `created`."""
+    lifecycle: str = "active"
 
 
 class Serving:
@@ -113,3 +132,6 @@ def own_cache_salt(given: str | None) -> str | None:
 def serving_of(request: Request) -> Serving:
     serving: Serving = request.app.state.serving
     return serving
+
+
+ServingOf = Annotated[Serving, Depends(serving_of)]

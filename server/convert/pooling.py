@@ -8,7 +8,6 @@ from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
 from server.convert.completions import texts_or_ids
 from server.convert.sampling import truncated
-from server.convert.tokenization import check_chat_fields, rendered_chat
 from server.embedding import as_base64, cosine, normalized
 from server.field_names import naming
 from server.protocol.pooling import (
@@ -21,6 +20,7 @@ from server.protocol.pooling import (
     Texts,
 )
 from server.serving import Serving
+from server.tokenization import check_chat_fields, rendered_chat
 
 
 @dataclass(frozen=True)

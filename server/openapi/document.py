@@ -5,13 +5,26 @@ https://spec.openapis.org/oas/v3.1.1
 
 from typing import Any
 
+import msgspec
+
 from configs.settings import ServerConfig
 from server.openapi.schemas import Schemas
 from server.operation import Operation
-from server.protocol.common import ErrorResponse
 from server.protocol.ollama import OllamaError
 from server.serving import Serving
 from server.version import version
+
+
+class Error(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    error: Error
+
 
 JSON, EVENTS = "application/json", "text/event-stream"
 

@@ -26,7 +26,6 @@ from server.protocol.messages import CountTokensRequest, MessagesRequest
 from server.protocol.ollama import OllamaGenerateRequest, OllamaRequest
 from server.protocol.pooling import MAX_INPUTS, EmbeddingRequest, PoolingFields, RerankRequest, ScoringFields
 from server.protocol.token_generation import TokenGenerationRequest, TokenSampling
-from server.protocol.tokenization import ChatPromptFields, DetokenizeRequest
 from server.serving import Serving
 
 Schema = dict[str, Any]
@@ -125,7 +124,6 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
             "tools": _replaced(CUSTOM_TOOLS),
         },
         MessagesRequest: {"stop_sequences": _replaced(stop[1])},
-        ChatPromptFields: {"messages": _replaced(MESSAGES), "tools": _replaced(TOOLS)},
         EmbeddingRequest: {
             "messages": _replaced(MESSAGES),
             "input": lambda schema: _list(tokens(schema), MAX_INPUTS),
@@ -133,7 +131,6 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
         RerankRequest: {"documents": lambda schema: _list(schema, MAX_INPUTS - 1)},
         OllamaGenerateRequest: {"context": tokens},
         TokenGenerationRequest: {"token_ids": tokens},
-        DetokenizeRequest: {"tokens": tokens},
     }
 
 

@@ -175,41 +175,6 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """For each token of the prompt: the token itself and the likeliest ones by id; null for the first."""
 
 
-class Error(msgspec.Struct, frozen=True):
-    message: str
-    type: str
-    param: str | None = None
-    code: str | None = None
-
-
-class ErrorResponse(msgspec.Struct, frozen=True):
-    error: Error
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """What OpenAI's clients read, and what Anthropic's do."""
-
-    id: str
-    object: str = "model"
-    created: int
-    """Unix seconds."""
-    owned_by: str = "octavo"
-    max_model_len: int
-    type: str = "model"
-    display_name: str
-    created_at: str
-    """The same moment as `created`."""
-    lifecycle: str = "active"
-
-
-class ModelList(msgspec.Struct, frozen=True, kw_only=True):
-    object: str = "list"
-    data: list[Model]
-    has_more: bool = False
-    first_id: str
-    last_id: str
-
-
 class Response(msgspec.Struct, frozen=True, kw_only=True):
     """A whole answer or one chunk of it: what all four kinds begin with."""
 

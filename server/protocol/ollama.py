@@ -254,3 +254,7 @@ class ShowResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Logprobs = list[TokenLogprob] | UnsetType
+
+
+class Version(msgspec.Struct, frozen=True):
+    version: str

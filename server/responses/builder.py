@@ -10,8 +10,8 @@ from configs.errors import InvalidRequest
 from engine.outputs import RequestOutput
 from server.answers.delta import AnswerDelta, ToolCallDelta
 from server.chat import Answers
+from server.errors import error_object
 from server.generation import Generation
-from server.http_errors import error_object
 from server.logprobs import chat_logprobs, spelling
 from server.protocol.chat import TokenLogprob
 from server.protocol.response_events import ErrorEvent, Event, ResponseEvent
@@ -81,8 +81,8 @@ class ResponseBuilder:
         told = error_object(error)
         self._end("failed", "incomplete")
         code = "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
-        self._response = replace(self._response, error=ResponseError(code, told.message))
-        self._log.add(ErrorEvent, "error", code=told.code or code, message=told.message, param=told.param)
+        self._response = replace(self._response, error=ResponseError(code, told["message"]))
+        self._log.add(ErrorEvent, "error", code=told["code"] or code, message=told["message"], param=told["param"])
         self._tell("failed")
         return events + self._log.take()
 

@@ -3,7 +3,7 @@
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.http_errors import error_body
+from server.errors import openai_error
 from server.live.watch import Watch, one_frame
 from server.metrics.records import current_owner
 from server.serving import serving_of
@@ -38,4 +38,4 @@ class LiveWriter:
         return b""
 
     def error(self, error: Exception) -> bytes:
-        return event(error_body(error))
+        return event(openai_error(error))

@@ -15,8 +15,8 @@ from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.convert.llama_cpp import native_generation, passed_over, settings
 from server.convert.sampling import sampling_params
 from server.disconnect import until_disconnect
+from server.errors import openai_error
 from server.generation import Generation
-from server.http_errors import error_body
 from server.logprobs import LOWEST, spelling
 from server.parsing import BodyParser, ignored_header
 from server.protocol.llama_cpp import (
@@ -106,7 +106,7 @@ class NativeWriter:
         return b""
 
     def error(self, error: Exception) -> bytes:
-        return event(error_body(error))
+        return event(openai_error(error))
 
     def _note(self, index: int, output: RequestOutput) -> None:
         self.watch.token()

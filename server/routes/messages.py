@@ -15,10 +15,9 @@ from server.chat import Answers, Chat, render, start_chat
 from server.convert.messages import chat_of, tool_use_id
 from server.convert.tool_input import tool_input
 from server.disconnect import until_disconnect
+from server.errors import anthropic_error
 from server.generation import Generation
-from server.http_errors import error_object
 from server.parsing import BodyParser, ignored_header
-from server.protocol.common import Error
 from server.protocol.messages import (
     Block,
     ContentBlockDelta,
@@ -130,7 +129,7 @@ class MessageWriter:
         return encoded(MessageStop())
 
     def error(self, error: Exception) -> bytes:
-        return b"event: error\n" + event(error_body(error))
+        return b"event: error\n" + event(anthropic_error(error))
 
     def _add(self, index: int, output: RequestOutput) -> list[Event]:
         self.generation.latest[index] = output
@@ -224,13 +223,6 @@ def encoded(one: Event) -> bytes:
     return b"event: " + str(one.__struct_config__.tag).encode() + b"\n" + event(msgspec.json.encode(one))
 
 
-def error_body(error: Exception) -> bytes:
-    """OpenAI's error object with the type that Anthropic's clients look for, so that both find theirs."""
-    content = error_object(error)
-    kind = _ERROR_TYPES.get(content.code or "") or ("api_error" if content.type == "server_error" else content.type)
-    return msgspec.json.encode({"type": "error", "error": Error(content.message, kind, content.param, content.code)})
-
-
 def _filled(block: Block, text: str) -> Block:
     if isinstance(block, TextBlock):
         return TextBlock(text=text)
@@ -243,12 +235,4 @@ _DELTAS: dict[type[Block], Callable[[str], TextDelta | ThinkingDelta | InputJson
     TextBlock: TextDelta,
     ThinkingBlock: ThinkingDelta,
     ToolUseBlock: InputJsonDelta,
-}
-_ERROR_TYPES = {
-    "model_not_found": "not_found_error",
-    "body_too_large": "request_too_large",
-    "invalid_api_key": "authentication_error",
-    "origin_not_allowed": "permission_error",
-    "shutting_down": "overloaded_error",
-    **dict.fromkeys(("engine_restarting", "engine_frozen", "engine_stuck"), "overloaded_error"),
 }

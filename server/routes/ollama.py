@@ -31,15 +31,14 @@ from server.convert.sampling import fitted, sampling_params
 from server.convert.shortening import DROPPED, without_oldest
 from server.convert.tool_input import tool_input
 from server.disconnect import until_disconnect
+from server.errors import ollama_error
 from server.field_names import naming
 from server.generation import Generation, Prompt
-from server.http_errors import error_object
 from server.logprobs import chat_logprobs, spelling
 from server.parsing import BodyParser, ignored_header
 from server.protocol.ollama import (
     Metrics,
     OllamaChatRequest,
-    OllamaError,
     OllamaFunction,
     OllamaGenerateRequest,
     OllamaMessage,
@@ -232,7 +231,7 @@ class LineWriter:
         return self._line(Answer(), {}, self._ending()) + b"\n"
 
     def error(self, error: Exception) -> bytes:
-        return error_body(error) + b"\n"
+        return ollama_error(error) + b"\n"
 
     def _piece(self, delta: AnswerDelta, *, is_last: bool) -> Answer:
         """Calls leave whole, when the next one begins or the answer ends."""
@@ -285,13 +284,6 @@ class Stopwatch:
             eval_count=num_output_tokens,
             eval_duration=self._last - self._first,
         )
-
-
-def error_body(error: Exception) -> bytes:
-    """Ollama's clients take a text only, of whole answers and streams alike; it names the field."""
-    told = error_object(error)
-    named = told.param is None or told.param in told.message
-    return msgspec.json.encode(OllamaError(told.message if named else f"{told.param}: {told.message}"))
 
 
 def head(serving: Serving) -> dict[str, Any]:

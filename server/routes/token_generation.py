@@ -15,8 +15,8 @@ from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.choices import stream_options, usage_of
 from server.convert.token_generation import token_generation
 from server.disconnect import until_disconnect
+from server.errors import openai_error
 from server.generation import Generation
-from server.http_errors import error_body
 from server.logprobs import LOWEST, chat_logprobs, prompt_logprobs, spelling
 from server.parsing import BodyParser, ignored_header
 from server.protocol.token_generation import (
@@ -95,7 +95,7 @@ class TokenWriter:
         return (self._chunk([], True, {}) if self.options.include_usage else b"") + DONE
 
     def error(self, error: Exception) -> bytes:
-        return event(error_body(error))
+        return event(openai_error(error))
 
     def _chunk(self, choices: list[Any], with_usage: bool, about_prompt: dict[str, Any]) -> bytes:
         kind = TextChunk if self.with_text else TokenChunk

@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from configs.errors import InvalidRequest, RequestError
 from configs.settings import ServerConfig
-from server.http_errors import error_body
+from server.errors import openai_error
 from server.security.request_ids import HEADER, request_id
 from server.stalled_clients import bytes_waiting
 
@@ -232,7 +232,7 @@ class Connection(HttpToolsProtocol):
             self._say_last()
 
     def _error_response(self, error: RequestError) -> bytes:
-        body = error_body(error)
+        body = openai_error(error)
         headers = [
             *self.server_state.default_headers,
             (HEADER, request_id(None).encode()),

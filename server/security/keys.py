@@ -9,9 +9,6 @@ from pathlib import Path
 from configs.errors import RequestError, SettingsError
 from configs.settings import ServerConfig
 
-CHALLENGE = (b"www-authenticate", b'Bearer realm="Octavo"')
-"""The header of an answer with status 401."""
-
 
 class Unauthorized(RequestError):
     status = 401

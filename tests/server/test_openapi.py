@@ -11,13 +11,11 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import positive_data_acceptance
-from starlette.routing import Route
 
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
 from configs.settings import ServerConfig
 from server.app import create_app
-from server.openapi.document import openapi_document
 from server.openapi.values import RANGES
 from server.protocol.common import SamplingFields
 from tests.server.conftest import MODEL
@@ -94,23 +92,6 @@ def test_the_document_is_valid() -> None:
         jsonschema_rs.meta.validate({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
 
 
-def test_every_route_is_described() -> None:
-    registered = {
-        (route.path.replace(":path}", "}"), method.lower())
-        for route in APP.router.routes
-        if isinstance(route, Route)
-        for method in (route.methods or set()) - {"HEAD"}
-    }
-    assert registered == {(path, method) for path, item in DOCUMENT["paths"].items() for method in item}
-
-
-def test_described_bodies_are_those_that_are_parsed() -> None:
-    for operation in APP.state.operations:
-        handler = getattr(operation.handler, "__self__", operation.handler)
-        if operation.body is not None:
-            assert handler.parser.body_type is operation.body, operation.paths
-
-
 @pytest.mark.parametrize(("kind", "fields"), RANGES.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_ranges_belong_to_fields(kind: type, fields: dict[str, Any]) -> None:
     assert set(fields) <= set(kind.__struct_fields__)  # type: ignore[attr-defined]
@@ -133,13 +114,6 @@ def test_ranges_are_those_that_sampling_params_checks(field: str, bounds: dict[s
         assert takes(bounds["exclusiveMinimum"] + 1e-9)
     if "maximum" not in bounds:
         assert takes(2**40)
-
-
-def test_a_strict_server_says_so() -> None:
-    strict = create_app(FakeEngine(), ServerConfig(strict_fields=True), MODEL)
-    document = openapi_document(strict.state.operations, strict.state.serving)
-    assert document["components"]["schemas"]["ChatRequest"]["additionalProperties"] is False
-    assert "additionalProperties" not in DOCUMENT["components"]["schemas"]["ChatRequest"]
 
 
 def test_refused_fields_are_described_with_what_they_may_hold() -> None:

@@ -5,14 +5,12 @@ import pytest
 
 from configs.settings import ServerConfig
 from server.app import create_app
-from server.route_table import operations
 from tests.server.conftest import MODEL
+from tests.server.described import ROUTES
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_every_route import BODIES
 
-GETS = [
-    path for one in operations(ServerConfig()) if one.methods == "GET" for path in one.paths.split() if "{" not in path
-]
+GETS = [one.path for one in ROUTES if one.method == "GET" and "{" not in one.path]
 
 
 @pytest.mark.parametrize("path", BODIES)

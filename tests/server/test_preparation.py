@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from configs.settings import ServerConfig
+from server import bodies
 from server.parsing import BodyParser
 from server.protocol.completions import CompletionRequest
 from tests.server.conftest import running_server
@@ -50,7 +51,7 @@ async def test_nothing_of_a_large_body_is_done_on_the_event_loop(
     client: httpx.AsyncClient, engine: FakeEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the parser, converters and the template take, others do not wait for."""
-    decode = BodyParser.decode
+    decode, validate = BodyParser.decode, bodies.validate
 
     def slow(self: Any, data: bytes) -> Any:
         time.sleep(1)
@@ -60,6 +61,7 @@ async def test_nothing_of_a_large_body_is_done_on_the_event_loop(
         time.sleep(1)
 
     monkeypatch.setattr(BodyParser, "decode", slow)
+    monkeypatch.setattr(bodies, "validate", lambda data, body_type: time.sleep(1) or validate(data, body_type))
     monkeypatch.setattr(engine, "validate", slow_validation)
     answer = asyncio.create_task(client.post(path, json=PATHS[path]))
     last, longest = time.perf_counter(), 0.0

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import psutil
 import pytest
 
 from configs.errors import RequestFailed, shown
 from configs.settings import ServerConfig
 from server.app import create_app
-from server.operation import Operation
-from server.route_table import operations
 from tests.server.conftest import MODEL
+from tests.server.described import ROUTES, Described
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_every_route import BODIES
 from tests.server.test_live_server import LiveServer, live_server
@@ -24,13 +22,8 @@ from tests.server.test_live_server import LiveServer, live_server
 SECRET = "SENTINEL of what nobody else should read"
 KEY = "SENTINEL-key"
 TEXT_FIELDS = ("prompt", "input", "text_1", "text_2", "query", "system", "suffix", "instructions")
-WITH_BODY = [one for one in operations(ServerConfig()) if one.body is not None]
-ABOUT_THE_SERVER = [
-    path
-    for one in operations(ServerConfig())
-    if one.body is None and "GET" in one.methods.split()
-    for path in one.paths.split()
-]
+WITH_BODY = [one for one in ROUTES if one.body_fields]
+ABOUT_THE_SERVER = [one.path for one in ROUTES if one.method == "GET"]
 
 
 @pytest.fixture
@@ -61,19 +54,17 @@ def wrong_values() -> Iterator[Any]:
     yield from ([{"type": "function", "function": {"name": SECRET, "parameters": SECRET}}], [SECRET, 5], -5)
 
 
-@pytest.mark.parametrize("operation", WITH_BODY, ids=lambda one: one.paths)
+@pytest.mark.parametrize("route", WITH_BODY, ids=lambda one: one.path)
 async def test_errors_do_not_quote_what_was_sent(
-    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, operation: Operation
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, route: Described
 ) -> None:
     """Every field in turn holds what it should not."""
     caplog.set_level(logging.DEBUG)
-    assert operation.body is not None
-    path = operation.paths.split()[0]
     refused = 0
-    for field in msgspec.structs.fields(operation.body):
+    for field in route.body_fields:
         for value in wrong_values():
-            body = {**secretive(path), field.encode_name: value}
-            response = await client.post(path, json=body)
+            body = {**secretive(route.path), field: value}
+            response = await client.post(route.path, json=body)
             if response.status_code >= 400:
                 refused += 1
                 assert "SENTINEL" not in response.text, body

@@ -8,11 +8,11 @@ import pytest
 
 from configs.settings import ServerConfig
 from server.app import create_app
-from server.page.files import FOLDER, INDEX, TYPES, read_files
+from server.page import FOLDER, INDEX, TYPES
 from tests.server.conftest import MODEL
 from tests.server.fake_engine import FakeEngine
 
-NAMES = sorted(read_files())
+NAMES = sorted(path.name for path in FOLDER.iterdir() if path.suffix in TYPES)
 BROWSER = {"accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 TEXTS = {name: (FOLDER / name).read_text() for name in NAMES}
 SCRIPTS = "\n".join(text for name, text in TEXTS.items() if name.endswith(".js"))

@@ -1,0 +1,190 @@
+"""What the server says about itself, and of what it serves: GET /, /health, /v1/models, /version and their kin."""
+
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from server.errors import ErrorResponse
+from server.page import INDEX, PageFiles
+from server.serving import Model, Serving, ServingOf
+from server.version import version
+
+router = APIRouter()
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True, protected_namespaces=())
+
+
+class Entrance(Answer):
+    """Where to look; nothing of what is served, since it is answered without a key."""
+
+    name: str = "Octavo"
+    openapi: str = "/openapi.json"
+    health: str = "/health"
+
+
+class Health(Answer):
+    """Times are seconds."""
+
+    status: Literal["ok", "restarting", "frozen", "stuck", "dead", "draining"]
+    reason: str | None = None
+    """Where the status is not `ok`."""
+    beat_age: float
+    """Since the engine process showed that it runs."""
+    step_age: float
+    """Of the step that the engine is at; 0 between steps."""
+    num_steps: int
+    """Of this engine process."""
+
+
+class ModelList(Answer):
+    object: Literal["list"] = "list"
+    data: list[Model]
+    has_more: bool = False
+    first_id: str
+    last_id: str
+
+
+class Version(Answer):
+    version: str
+
+
+class Load(Answer):
+    server_load: int
+    """Requests with a body that are being answered now, and responses in the background."""
+
+
+class TokenizerInfo(Answer):
+    """What a client without a tokenizer of its own may want to know of the server's."""
+
+    tokenizer_class: str = "octavo"
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None = None
+    eos_token: str | None = None
+    pad_token: str | None = None
+    unk_token: str | None = None
+    chat_template: str | None = None
+
+
+class ServerInfo(Answer):
+    """No paths and no settings: they may tell secrets."""
+
+    version: str
+    model: str
+    """The served name."""
+    architecture: str
+    num_parameters: int
+    max_model_len: int
+    vocab_size: int
+    dtype: str
+    quantization: str
+    device: str
+    attention_backend: str
+    num_threads: int
+    kv_cache_dtype: str
+    kv_cache_tokens: int
+    """Tokens that the KV cache holds."""
+    block_size: int
+    """Tokens in one block of the KV cache."""
+
+
+UNAVAILABLE: dict[int | str, dict[str, Any]] = {503: {"model": Health, "description": "Not now, with the reason"}}
+NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "description": "No such thing is served"}}
+
+
+@router.get("/", response_model=Entrance)
+async def entrance(request: Request, serving: ServingOf) -> Response:
+    """The page for browsers; other clients, which want to see that somebody is there, get a few words."""
+    wants_page = serving.config.page and "text/html" in request.headers.get("accept", "")
+    response = (
+        await PageFiles().get_response(INDEX, request.scope) if wants_page else JSONResponse(Entrance().model_dump())
+    )
+    response.headers["vary"] = "Accept"
+    return response
+
+
+@router.get("/health", response_model=Health, responses=UNAVAILABLE)
+@router.get("/health/ready", response_model=Health, responses=UNAVAILABLE)
+@router.get("/ping", response_model=Health, responses=UNAVAILABLE)
+@router.post("/ping", response_model=Health, responses=UNAVAILABLE)
+async def ready(serving: ServingOf) -> Response:
+    """200 while a completion would be answered; 503 otherwise, with the reason."""
+    health = health_of(serving)
+    return _health(health, is_well=health.status == "ok")
+
+
+@router.get("/health/live", response_model=Health, responses=UNAVAILABLE)
+async def live(serving: ServingOf) -> Response:
+    """503 when only another server process would help: a restart of the engine is under way, or none was of use."""
+    health = health_of(serving)
+    return _health(health, is_well=health.status not in ("frozen", "stuck", "dead"))
+
+
+def _health(health: Health, *, is_well: bool) -> Response:
+    return JSONResponse(health.model_dump(exclude_none=True), 200 if is_well else 503)
+
+
+def health_of(serving: Serving) -> Health:
+    engine = serving.engine.health()
+    is_draining = serving.drained_by is not None
+    return Health(
+        status="draining" if is_draining else engine.status,
+        reason="the server finishes what runs, and then ends" if is_draining else engine.reason or None,
+        beat_age=round(engine.beat_age, 3),
+        step_age=round(engine.step_age, 3),
+        num_steps=engine.num_steps,
+    )
+
+
+@router.get("/v1/models")
+async def list_models(serving: ServingOf) -> ModelList:
+    """The served model, under each of its names."""
+    models = [*serving.models.values()]
+    return ModelList(data=models, first_id=models[0].id, last_id=models[-1].id)
+
+
+@router.get("/v1/models/{model_id:path}", responses=NOT_FOUND)
+async def retrieve_model(model_id: str, serving: ServingOf) -> Model:
+    """The served model, by one of its names."""
+    return serving.check_model(model_id)
+
+
+@router.get("/version")
+async def show_version() -> Version:
+    """Octavo's version."""
+    return Version(version=version())
+
+
+@router.get("/load")
+async def load(serving: ServingOf) -> Load:
+    """How many requests are being answered."""
+    return Load(server_load=serving.num_running)
+
+
+@router.get("/server_info")
+async def server_info(serving: ServingOf) -> ServerInfo:
+    """What is served, and on what."""
+    info = serving.engine.info
+    known = {name: getattr(info, name) for name in ServerInfo.model_fields if hasattr(info, name)}
+    return ServerInfo(version=version(), model=serving.model.id, **known)
+
+
+@router.get("/tokenizer_info")
+async def tokenizer_info(serving: ServingOf) -> TokenizerInfo:
+    """Special tokens and chat template."""
+    engine = serving.engine
+    tokens = engine.tokenizer.special_tokens
+    return TokenizerInfo(
+        vocab_size=engine.info.vocab_size,
+        model_max_length=engine.info.max_model_len,
+        chat_template=engine.chat_template,
+        bos_token=tokens.get("bos_token"),
+        eos_token=tokens.get("eos_token"),
+        pad_token=tokens.get("pad_token"),
+        unk_token=tokens.get("unk_token"),
+    )

@@ -1,0 +1,123 @@
+"""What surrounds every route: the path's form, the request's id and record, who may ask, and errors as answers."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from configs.errors import InvalidRequest
+from configs.settings import ServerConfig
+from server.bodies import UNTIL_ANSWERED
+from server.errors import error_response
+from server.metrics.ledger import RECORD
+from server.metrics.records import server_timing
+from server.security.hosts import Hosts
+from server.security.keys import read_keys
+from server.security.origins import Origins, RawHeaders
+from server.security.request_ids import CURRENT, HEADER, request_id
+from server.serving import Serving
+
+METHOD = "octavo.method"
+"""Key in the scope: the method that was sent; HEAD is routed as GET, and loses its body in uvicorn."""
+_OPEN = frozenset(("/", "/docs", "/openapi.json", "/health", "/health/ready", "/health/live", "/ping"))
+_OPEN_FOLDER = "/page/"
+
+
+class RequestMiddleware:
+    """One ASGI layer. Raises nothing but what ends the task."""
+
+    def __init__(self, app: ASGIApp, serving: Serving, admission: "Admission", paths: "Paths") -> None:
+        self.app = app
+        self.serving = serving
+        self.admission = admission
+        self.paths = paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope = {**scope, METHOD: scope["method"], "path": self.paths.canonical(scope["path"])}
+        added: RawHeaders = []
+        ledger = self.serving.telemetry.ledger
+        with ledger.following(scope) as record, contextlib.ExitStack() as scope[UNTIL_ANSWERED]:
+            if scope["method"] == "HEAD":
+                scope["method"] = "GET"
+
+            async def send_with_headers(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    record.status = message["status"]
+                    if (route := scope.get("route")) is not None:
+                        record.route = route.path_format
+                    is_whole = any(name == b"content-length" for name, _ in message["headers"])
+                    if is_whole and (timing := server_timing(record, time.monotonic())):
+                        added.append((b"server-timing", timing))
+                    message["headers"] = [*message["headers"], *added]
+                await send(message)
+
+            try:
+                response = self.admission.admit(scope, added)
+                await (response or self.app)(scope, receive, send_with_headers)
+                return
+            except ClientDisconnect:  # with half its request sent
+                return
+            except asyncio.CancelledError:  # at the server's end, with half its request read or prepared
+                if record.status or self.serving.drained_by is None:
+                    raise
+                error: Exception = self.serving.shutting_down()
+            except RecursionError:  # going through what a body nests
+                error = InvalidRequest("the body is nested too deeply")
+            except Exception as failure:
+                error = failure
+            response = error_response(Request(scope), error)
+            ledger.note_error(record, error, response.status_code)
+            await response(scope, receive, send_with_headers)
+
+
+class Admission:
+    """What comes before any route: the request's id, the host that it asks, the origin of its page, and the key."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        """Raises `SettingsError` for keys that cannot be read."""
+        self._keys = read_keys(config)
+        self._hosts = Hosts(config, with_keys=bool(self._keys))
+        self._origins = Origins(config, with_keys=bool(self._keys))
+        self._open = _OPEN | {"/metrics"} if config.metrics_without_key else _OPEN
+
+    def admit(self, scope: Scope, added: RawHeaders) -> ASGIApp | None:
+        """None lets the request pass; else the answer to it, a preflight. Raises `RequestError` to refuse it.
+
+        `added` gets the headers that its answer has to carry in any case.
+        """
+        headers = dict(scope["headers"])
+        name = request_id(headers.get(HEADER))
+        CURRENT.set(name)
+        added += [(HEADER, name.encode()), *self._origins.answer_headers(headers)]
+        preflight = self._origins.preflight(scope["method"], headers)
+        if preflight is None and scope["path"] not in self._open and not scope["path"].startswith(_OPEN_FOLDER):
+            self._hosts.refuse_foreign(headers)
+            self._origins.refuse_foreign(headers)
+            scope[RECORD].owner = self._keys.check(headers)
+        return preflight
+
+
+class Paths:
+    """Brings what clients write into the form that the routes have, before anything looks at a path.
+
+    A slash at the end means nothing, and neither does `/v1` in front: some clients leave it out of their base URL, and
+    some add it to one that has it.
+    """
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        paths = list(paths)
+        self._known = {path for path in paths if "{" not in path}
+        self._beginnings = tuple(path.partition("{")[0] for path in paths if "{" in path)
+
+    def canonical(self, path: str) -> str:
+        """A path that no route has stays as it is but for its end."""
+        if path in self._known:
+            return path
+        path = path.rstrip("/") or "/"
+        for one in (path, "/v1" + path, path.removeprefix("/v1")):
+            if one in self._known or one.startswith(self._beginnings):
+                return one
+        return path

@@ -1,0 +1,204 @@
+"""Texts, token ids and prompts into each other: POST /tokenize, /detokenize and /apply-template."""
+
+from typing import Annotated, Any, Protocol
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from configs.errors import InvalidRequest
+from engine.input_processor import RenderedChat
+from server.bodies import BodyRoute, ModelRequest, ParsedRequest, Unsupported, one_of
+from server.chat import render
+from server.convert.chat import chat_of
+from server.errors import error_statuses
+from server.protocol.chat import ChatRequest
+from server.serving import Serving, ServingOf
+
+router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+
+
+class ChatPromptFields(ModelRequest):
+    """What decides a chat's prompt."""
+
+    messages: list[dict[str, Any]] | None = None
+    add_generation_prompt: bool | None = None
+    """End the prompt with the header of an assistant message (default: unless continue_final_message)."""
+    continue_final_message: bool | None = None
+    """Leave the last message open."""
+    chat_template: str | None = None
+    """Jinja source to be used instead of the model's."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template."""
+    tools: list[dict[str, Any]] | None = None
+    mm_processor_kwargs: Annotated[Any, Unsupported(({},))] = None
+    media_io_kwargs: Annotated[Any, Unsupported(({},))] = None
+
+
+class TokenizeRequest(ChatPromptFields):
+    """vLLM's `prompt` or `messages`; llama.cpp's `content`, whose answer holds `tokens` alone."""
+
+    prompt: str | None = None
+    content: str | None = None
+    add_special_tokens: bool | None = None
+    """Put the tokenizer's own tokens, such as the beginning of sequence, around it (default: around `prompt` alone)."""
+    add_special: bool | None = None
+    """The same as add_special_tokens."""
+    return_token_strs: bool | None = None
+    """Of `prompt` and `messages`: add the tokens' spellings in the vocabulary."""
+    with_pieces: bool | None = None
+    """Of `content`: answer with objects of id and piece."""
+    parse_special: Annotated[Any, Unsupported((True,))] = None
+
+
+class TokenizeResponse(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class TokenPiece(TypedDict):
+    id: int
+    piece: str | list[int]
+    """The token's text, or its bytes where they are not whole characters."""
+
+
+class ContentTokens(TypedDict):
+    """llama.cpp's answer."""
+
+    tokens: list[int | TokenPiece]
+
+
+class DetokenizeRequest(ModelRequest):
+    tokens: list[Annotated[int, Field(ge=0)]]
+
+
+class DetokenizeResponse(TypedDict):
+    """The text under vLLM's name and under llama.cpp's."""
+
+    prompt: str
+    content: str
+
+
+class TemplateResponse(TypedDict):
+    prompt: str
+
+
+class TemplateRequest(ChatPromptFields):
+    pass
+
+
+@router.post("/tokenize", response_model=TokenizeResponse | ContentTokens)
+async def tokenize(body: TokenizeRequest, request: ParsedRequest, serving: ServingOf) -> Response:
+    """Token ids of a text or of a chat's prompt."""
+    one_of(body, "prompt", "messages", "content")
+    return await request.answer(lambda: _tokenize(serving, body))
+
+
+@router.post("/detokenize", response_model=DetokenizeResponse)
+async def detokenize(body: DetokenizeRequest, request: ParsedRequest, serving: ServingOf) -> Response:
+    """The text of token ids."""
+    return await request.answer(lambda: _detokenize(serving, body))
+
+
+@router.post("/apply-template", response_model=TemplateResponse)
+async def apply_template(body: TemplateRequest, request: ParsedRequest, serving: ServingOf) -> Response:
+    """A chat's prompt."""
+    one_of(body, "messages")
+    return await request.answer(lambda: _apply_template(serving, body))
+
+
+async def _tokenize(serving: Serving, body: TokenizeRequest) -> TokenizeResponse | ContentTokens:
+    tokenizer = serving.engine.tokenizer
+    token_ids = await _token_ids(serving, body)
+    if body.content is None:
+        if body.with_pieces:
+            raise InvalidRequest("with_pieces needs content", param="with_pieces")
+        spellings = [tokenizer.token(one) for one in token_ids] if body.return_token_strs else None
+        max_model_len = serving.engine.info.max_model_len
+        return {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": spellings}
+    if body.return_token_strs:
+        raise InvalidRequest("return_token_strs needs prompt or messages", param="return_token_strs")
+    if not body.with_pieces:
+        return {"tokens": [*token_ids]}
+    return {"tokens": [{"id": one, "piece": _piece(tokenizer.token_bytes(one))} for one in token_ids]}
+
+
+async def _detokenize(serving: Serving, body: DetokenizeRequest) -> DetokenizeResponse:
+    vocab_size = serving.engine.info.vocab_size
+    if (largest := max(body.tokens, default=0)) >= vocab_size:
+        message = f"token id {largest} is outside the vocabulary of {vocab_size} tokens"
+        raise InvalidRequest(message, param="tokens")
+    text = await serving.engine.decode(body.tokens, skip_special_tokens=False)
+    return {"prompt": text, "content": text}
+
+
+async def _apply_template(serving: Serving, body: TemplateRequest) -> TemplateResponse:
+    rendered = await rendered_chat(serving, body, add_generation_prompt=body.add_generation_prompt, tools=body.tools)
+    return {"prompt": rendered.text}
+
+
+async def _token_ids(serving: Serving, body: TokenizeRequest) -> list[int]:
+    special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+    if body.messages is not None:
+        opened = body.add_generation_prompt
+        rendered = await rendered_chat(
+            serving, body, add_generation_prompt=opened, tools=body.tools, special=bool(special)
+        )
+        return rendered.token_ids
+    check_chat_fields(body)
+    text = body.prompt if body.prompt is not None else body.content
+    assert text is not None, body
+    default = body.prompt is not None
+    return await serving.engine.encode(text, add_special_tokens=default if special is None else special)
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)
+
+
+class ChatPrompt(Protocol):
+    """Fields of a body that decide a chat's prompt."""
+
+    messages: list[dict[str, Any]] | None
+    continue_final_message: bool | None
+    chat_template: str | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
+CHAT_FIELDS = ("tools", "continue_final_message", "chat_template", "chat_template_kwargs")
+
+
+def check_chat_fields(body: object) -> None:
+    """Raises `InvalidRequest` for fields that only a chat's prompt depends on."""
+    for name in CHAT_FIELDS:
+        if getattr(body, name, None):
+            raise InvalidRequest(f"{name} needs messages", param=name)
+
+
+async def rendered_chat(
+    serving: Serving,
+    body: ChatPrompt,
+    *,
+    add_generation_prompt: bool | None,
+    tools: list[dict[str, Any]] | None = None,
+    special: bool = False,
+) -> RenderedChat:
+    """The prompt as /v1/chat/completions makes it; with the tokenizer's own tokens around it if `special`."""
+    chat = ChatRequest(
+        messages=body.messages or [],
+        tools=tools,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template=body.chat_template,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    rendered = await render(serving, chat_of(chat, serving.config))
+    if not special:
+        return rendered
+    return rendered._replace(token_ids=await serving.engine.encode(rendered.text, add_special_tokens=True))
