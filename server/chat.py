@@ -10,12 +10,10 @@ from configs.sampling import Reasoning, ThinkingBudget
 from engine.async_engine import AsyncEngine
 from engine.input_processor import RenderedChat
 from engine.outputs import CompletionOutput, RequestOutput
-from server.answers.answer_grammar import answer_grammar
-from server.answers.delta import Answer, AnswerDelta
-from server.answers.parser import AnswerParser
-from server.answers.reasoning import ReasoningStyle
+from server.answers.delta import Answer, DeltaMessage
+from server.answers.grammar import Choice, answer_grammar
+from server.answers.parser import AnswerParser, ReasoningParser
 from server.answers.styles import AnswerStyle, style_of
-from server.answers.tool_grammar import Choice
 from server.convert.sampling import fitted, sampling_params, truncated
 from server.field_names import FieldNames, naming
 from server.generation import Generation, Prompt
@@ -68,10 +66,10 @@ class Answers:
     def is_plain(self) -> bool:
         return self._new_parser is None
 
-    def delta(self, index: int, output: RequestOutput) -> AnswerDelta:
+    def delta(self, index: int, output: RequestOutput) -> DeltaMessage:
         """What is new with `output`; with its finish reason, the last."""
         if self._new_parser is None:
-            return AnswerDelta(content=output.text)
+            return DeltaMessage(content=output.text)
         parser = self._parsers.get(index)
         if parser is None:
             parser = self._parsers[index] = self._new_parser()
@@ -176,7 +174,7 @@ class _Reading:
     chat: Chat
     tools: list[dict[str, Any]]
     style: AnswerStyle
-    reasoning: ReasoningStyle | None
+    reasoning: ReasoningParser | None
     starts_inside: bool
 
     @classmethod
@@ -213,7 +211,7 @@ class _Reading:
         end = style.end(self.chat.chat_template or engine.chat_template or "")
         return await engine.thinking_budget(budget, self.markers(style), end)
 
-    def markers(self, style: ReasoningStyle) -> Reasoning:
+    def markers(self, style: ReasoningParser) -> Reasoning:
         """As the engine takes them."""
         return Reasoning(style.closing, "" if self.starts_inside else style.opening)
 

@@ -1,16 +1,99 @@
-"""`AnswerParser`: a model's text, in pieces of any size, to reasoning, content and tool calls."""
+"""A model's text, in pieces of any size, to reasoning, content and tool calls."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Callable
 
-from server.answers.delta import Answer, AnswerDelta
-from server.answers.reader import Reader, Wait
-from server.answers.reasoning import ReasoningStyle, read_reasoning
-from server.answers.tool_styles import HERMES, ToolStyle
-from server.answers.writer import AnswerWriter
+import msgspec
+
+from server.answers.calls import Functions, ToolStyle, random_id
+from server.answers.delta import Answer, AnswerReader, DeltaMessage
+from server.answers.reader import Wait, drop
+
+_BREAKS = re.compile(r"\n+")
+_TAIL = 64
+"""Characters of a prompt that may hold a marker and white space behind it."""
 
 
-class AnswerParser:
+class ReasoningParser(msgspec.Struct, frozen=True):
+    """Answers that begin with a reasoning part between two markers.
+
+    The part is at the answer's beginning or nowhere: later markers are content. Line breaks next to the markers belong
+    to them and are dropped, so reasoning neither begins nor ends with one, and content does not begin with one.
+    Without the opening marker all is content, without the closing one all is reasoning, up to a tool call: a model that
+    calls a tool without closing its reasoning means to. A call in a part that is closed later is part of it.
+    """
+
+    opening: str
+    closing: str
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What may be special tokens, so text for the parser has to keep those."""
+        return self.opening, self.closing
+
+    def starts_inside(self, prompt: str) -> bool:
+        """Whether the prompt, or its tail, ends with the opening marker: the answer goes on with reasoning."""
+        return prompt[-_TAIL:].rstrip().endswith(self.opening)
+
+    def is_over(self, prompt: str) -> bool:
+        """Whether the prompt has closed the reasoning part already, as templates do for answers without one."""
+        return prompt[-_TAIL:].rstrip().endswith(self.closing)
+
+    def end(self, template: str) -> str:
+        """The closing marker with the line breaks that the template writes behind it: one token may hold both."""
+        found = re.findall(re.escape(self.closing) + r"((?:\\n){1,2})", template)
+        return self.closing + max(found, default="").replace("\\n", "\n")
+
+    def read(
+        self,
+        answer: AnswerReader,
+        starts_inside: bool,
+        call_markers: tuple[str, ...],
+        holds_call: Callable[[str], bool],
+    ) -> Wait[None]:
+        """Read the reasoning part, if there is one, and what separates it from content.
+
+        From one of `call_markers` on, nothing is known before the part ends: it waits.
+        """
+        if not (yield from self._read_opening(answer, starts_inside)):
+            return
+        ends = (self.closing, *call_markers)
+        while (yield from answer.until(("\n", *ends), answer.think)):
+            breaks = yield from answer.word(_BREAKS)
+            found = yield from answer.ahead(ends)
+            if found in call_markers:
+                answer.hold()
+                found = yield from answer.until((self.closing,), drop)
+                rest = answer.release()
+                if not found and holds_call(rest):
+                    answer.unread(rest)
+                    return
+                answer.think(breaks + (rest.rstrip("\n") if found else rest))
+            if found:
+                answer.take(len(found))
+                yield from answer.span(_BREAKS, drop)
+                return
+            if (yield from answer.peek()):
+                answer.think(breaks)
+
+    def _read_opening(self, answer: AnswerReader, starts_inside: bool) -> Wait[bool]:
+        """Read the opening marker, also once more where the prompt has it. Returns whether reasoning follows."""
+        answer.hold()
+        yield from answer.spaces()
+        opened = yield from answer.literal(self.opening)
+        start = answer.release()
+        begun = start.lstrip()
+        if opened:
+            yield from answer.span(_BREAKS, drop)
+        elif starts_inside:
+            answer.think(start.lstrip("\n"))
+        elif not (answer.is_cut_here and len(begun) > 1 and self.opening.startswith(begun)):
+            answer.say(start)
+            return False
+        return True
+
+
+class AnswerParser(AnswerReader):
     """Parses one answer. However the text is cut into pieces, the deltas sum up to the same `Answer`.
 
     Nothing waits but what may become a marker, a call's name before its arguments begin, and white space that may
@@ -19,75 +102,48 @@ class AnswerParser:
 
     def __init__(
         self,
-        reasoning: ReasoningStyle | None = None,
+        reasoning: ReasoningParser | None = None,
         tools: ToolStyle | None = None,
-        functions: Mapping[str, dict[str, Any]] | None = None,
+        functions: Functions | None = None,
         *,
         starts_inside: bool = False,
         only_calls: bool = False,
         make_id: Callable[[], str] | None = None,
     ) -> None:
-        """`functions` maps the names offered to their parameters' JSON schemas.
-
-        `starts_inside` is what the reasoning style says of the prompt, `only_calls` whether a grammar lets no content
-        be, `make_id` makes ids of calls.
-        """
-        self._reader = Reader()
-        self._writer = AnswerWriter(make_id or (tools or HERMES).make_id)
+        """`starts_inside` is what the reasoning parser says of the prompt, `only_calls` whether a grammar lets no
+        content be, `make_id` makes ids of calls."""
+        super().__init__(make_id or (tools.make_id if tools else random_id))
         self._tools = tools
         self._functions = functions or {}
-        self._calls = tools.reader(self._reader, self._writer, self._functions) if tools else None
-        if self._calls:
-            self._calls.only_calls = only_calls
-        self._reasoning = reasoning
-        self._starts_inside = starts_inside
-        self._plain = reasoning is None and tools is None
+        self._steps = self._read(reasoning, starts_inside, only_calls)
+        self._is_plain = reasoning is None and tools is None
         """All that comes is content."""
-        self._steps = self._read()
 
-    @property
-    def num_calls(self) -> int:
-        """Calls so far."""
-        return self._writer.num_calls
-
-    def push(self, text: str, *, ended: bool = False, cut: bool = False) -> AnswerDelta:
-        """What the next piece adds; when it is the last, also what waited. `cut`: it is not where the model ended."""
-        if self._plain:
-            return AnswerDelta(content=text)
-        self._reader.feed(text)
-        if ended:
-            self._reader.end(cut=cut)
+    def push(self, text: str, *, ended: bool = False, cut: bool = False) -> DeltaMessage:
+        """What the next piece adds; with `ended` it is the last, and with `cut` it is not where the model ended."""
+        if self._is_plain:
+            return DeltaMessage(content=text)
+        self._text, self._at = self._text[self._at :] + text, 0
+        self._ended, self._is_cut = ended, cut
         next(self._steps, None)
-        if ended:
-            self._writer.end()
-        return self._writer.take()
-
-    def finish(self, *, cut: bool = False) -> AnswerDelta:
-        """The end, when no more text comes."""
-        return self.push("", ended=True, cut=cut)
+        delta, self._delta = self._delta, DeltaMessage()
+        return delta
 
     def parse(self, text: str, *, cut: bool = False) -> Answer:
         """The whole answer at once."""
         answer = Answer()
-        answer.add(self.push(text))
-        answer.add(self.finish(cut=cut))
+        answer.add(self.push(text, ended=True, cut=cut))
         return answer
 
-    def _read(self) -> Wait[None]:
-        if self._reasoning:
-            yield from read_reasoning(
-                self._reasoning,
-                self._reader,
-                self._writer,
-                starts_inside=self._starts_inside,
-                call_markers=self._tools.markers_of_calls if self._tools else (),
-                holds_call=self._holds_call,
-            )
-        if self._calls:
-            yield from self._calls.read()
+    def _read(self, reasoning: ReasoningParser | None, starts_inside: bool, only_calls: bool) -> Wait[None]:
+        if reasoning:
+            markers = self._tools.opening if self._tools else ()
+            yield from reasoning.read(self, starts_inside, markers, self._holds_call)
+        if self._tools:
+            yield from self._tools.parser(self, self._tools, self._functions, only_calls=only_calls).read()
         else:
-            self._writer.say(self._reader.take_all())
-            self._plain = True
+            self.say(self.take(len(self._text)))
+            self._is_plain = True
 
     def _holds_call(self, text: str) -> bool:
         return bool(AnswerParser(None, self._tools, self._functions).parse(text).tool_calls)

@@ -4,36 +4,52 @@ A reading is a generator that yields wherever it needs text that has not come ye
 keep their place between pieces. Each character is looked at once, whatever the pieces are.
 """
 
+import ast
+import json
 import re
+import warnings
 from collections.abc import Callable, Generator
 from functools import lru_cache
-from typing import TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 Result = TypeVar("Result")
 Wait: TypeAlias = Generator[None, None, Result]
 Sink: TypeAlias = Callable[[str], object]
 """Takes the characters that are read."""
 
+NAME = re.compile(r"[\w.-]+")
+"""What names of functions consist of where nothing else delimits them."""
 _SPACES = re.compile(r"\s+")
+_WORD = re.compile(r"[\w.+-]+")
+_CONTROL = re.compile(r"[\x00-\x1f]")
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
+
+
+class Notation(NamedTuple):
+    """How a language writes values."""
+
+    quotes: str
+    plain: re.Pattern[str]
+    """A run of characters that are neither quotes nor brackets."""
+
+
+JSON = Notation('"', re.compile(r'[^"{}\[\]]+'))
+PYTHON = Notation("\"'", re.compile(r"""[^"'{}\[\]()]+"""))
 
 
 class Reader:
-    """One answer's text."""
+    """One text, which is read from its beginning to its end. Subclasses add the pieces."""
 
     def __init__(self) -> None:
         self._text = ""
+        """What has come and was not read before the latest piece."""
         self._at = 0
+        """How many characters of it have been read."""
         self._ended = False
+        """Whether no more will come."""
         self._is_cut = False
+        """Whether more was meant to come behind the end."""
         self._held: list[str] | None = None
-
-    def feed(self, text: str) -> None:
-        self._text = self._text[self._at :] + text
-        self._at = 0
-
-    def end(self, *, cut: bool = False) -> None:
-        """No more text will come; if `cut`, more was meant to."""
-        self._ended, self._is_cut = True, cut
 
     @property
     def is_cut_here(self) -> bool:
@@ -45,51 +61,50 @@ class Reader:
         self._text, self._at = text + self._text[self._at :], 0
 
     def hold(self) -> None:
-        """From here on, remember what is read."""
+        """Remember what is read from here on."""
         self._held = []
 
     def release(self) -> str:
-        """What was read since `hold`, or nothing without one; it is forgotten."""
+        """Return what was read since `hold`, or nothing without one, and forget it."""
         held, self._held = self._held, None
         return "".join(held or ())
 
     def take(self, count: int = 1) -> str:
-        """Read `count` characters that a look ahead has found."""
+        """Read `count` characters, or as many of them as are here."""
         taken = self._text[self._at : self._at + count]
         self._at += len(taken)
         if self._held is not None:
             self._held.append(taken)
         return taken
 
-    def take_all(self) -> str:
-        """Read what is here."""
-        return self.take(len(self._text) - self._at)
-
     def peek(self) -> Wait[str]:
-        """The next character, which stays unread; "" at the end."""
+        """Return the next character, which stays unread, or "" at the end."""
         while self._at == len(self._text):
             if self._ended:
                 return ""
             yield
         return self._text[self._at]
 
-    def literal(self, *options: str) -> Wait[str]:
-        """Read the option that comes next; "" when none does. Waits only while one still may.
+    def ahead(self, options: tuple[str, ...]) -> Wait[str]:
+        """Return the option that comes next, which stays unread, or "". Waits only while one still may come."""
+        while True:
+            for option in options:
+                if self._text.startswith(option, self._at):
+                    return option
+            if self._ended or not self._begins(options):
+                return ""
+            yield
 
-        What a cut has left of one is read too.
+    def literal(self, *options: str, or_end: bool = False) -> Wait[str]:
+        """Read and return the option that comes next; "" when none does. Waits only while one still may come.
+
+        With `or_end` the end of the text may cut the option short. What a cut has left of one is read, but not found.
         """
         found = yield from self.ahead(options)
-        if not found and self._is_cut and self._begins(options):
-            self.take_all()
+        if not found and (self._is_cut or (or_end and self._ended)) and self._begins(options):
+            rest = self.take(len(self._text))
+            return "" if self._is_cut else rest
         return self.take(len(found))
-
-    def closing(self, *options: str) -> Wait[str]:
-        """As `literal`, and the end of the text may cut the option short."""
-        if found := (yield from self.literal(*options)):
-            return found
-        rest = self._text[self._at :]
-        cut = self._ended and any(option.startswith(rest) for option in options)
-        return self.take(len(rest)) if cut else ""
 
     def span(self, run: re.Pattern[str], sink: Sink) -> Wait[None]:
         """Read all characters of the class that `run` is a run of, as they come."""
@@ -101,10 +116,11 @@ class Reader:
             yield
 
     def spaces(self) -> Wait[None]:
+        """Read white space."""
         yield from self.span(_SPACES, drop)
 
     def word(self, run: re.Pattern[str]) -> Wait[str]:
-        """As `span`, in one piece."""
+        """Read as `span` does, and return it in one piece."""
         pieces: list[str] = []
         yield from self.span(run, pieces.append)
         return "".join(pieces)
@@ -112,8 +128,8 @@ class Reader:
     def until(self, markers: tuple[str, ...], sink: Sink) -> Wait[str]:
         """Read up to the first marker, which stays unread and is returned; "" when there is none to the end.
 
-        What can be no part of a marker goes to `sink` at once. No marker begins another. Of one that a cut has left
-        in two, nothing is seen, unless it is a single letter, which may be anything.
+        What can be no part of a marker goes to `sink` at once. No marker begins another. One that a cut has left in
+        two is dropped, unless a single letter is left of it, which may be anything.
         """
         first = _first_characters(markers)
         while True:
@@ -125,7 +141,7 @@ class Reader:
                 if found := (yield from self.ahead(markers)):
                     return found
                 if self._is_cut and len(self._text) - self._at > 1 and self._begins(markers):
-                    self.take_all()
+                    self.take(len(self._text))
                     return ""
                 sink(self.take())
             elif self._ended:
@@ -134,26 +150,102 @@ class Reader:
                 yield
 
     def _begins(self, markers: tuple[str, ...]) -> bool:
-        """Whether what is left is the beginning of a marker."""
-        rest = self._text[self._at :]
-        return bool(rest) and any(marker.startswith(rest) for marker in markers)
+        """Whether what is left, which may be nothing, is the beginning of a marker."""
+        rest = self._text[self._at : self._at + max(map(len, markers), default=0)]
+        return any(marker.startswith(rest) for marker in markers)
 
-    def ahead(self, options: tuple[str, ...]) -> Wait[str]:
-        """The option that comes next, which stays unread; "" when none does."""
+    def value(self, sink: Sink, notation: Notation) -> Wait[bool]:
+        """Read one value: a string, something in brackets, or a word.
+
+        Returns False where the text ends within it or cannot go on so.
+        """
+        closing: list[str] = []
         while True:
-            for option in options:
-                if self._text.startswith(option, self._at):
-                    return option
-            rest = self._text[self._at : self._at + max(map(len, options), default=0)]
-            if self._ended or not any(option.startswith(rest) for option in options):
-                return ""
-            yield
+            if closing:
+                yield from self.span(notation.plain, sink)
+            character = yield from self.peek()
+            if character and character in notation.quotes:
+                if not (yield from self.string(sink, notation)):
+                    return False
+            elif character in _CLOSING:
+                closing.append(_CLOSING[character])
+                sink(self.take())
+            elif closing:
+                if character != closing.pop():
+                    return False
+                sink(self.take())
+            else:
+                word = yield from self.word(_WORD)
+                sink(word)
+                return bool(word)
+            if not closing:
+                return True
+
+    def string(self, sink: Sink, notation: Notation) -> Wait[bool]:
+        """Read a string, quotes included. Raw control characters, which JSON forbids in strings, are escaped there.
+
+        Returns False where the text ends within it.
+        """
+        quote = self.take()
+        if notation is PYTHON:
+            quote += yield from self.literal(quote * 2)
+            if len(quote) == 1 and (yield from self.literal(quote)):
+                sink(quote * 2)
+                return True
+        inner: Sink = (lambda text: sink(_CONTROL.sub(_escape, text))) if notation is JSON else sink
+        sink(quote)
+        while mark := (yield from self.until((quote, "\\"), inner)):
+            sink(self.take(len(mark)))
+            if mark == quote:
+                return True
+            yield from self.peek()
+            sink(self.take())
+        return False
 
 
 def drop(text: str) -> None:
-    """A sink."""
+    """A sink that keeps nothing."""
 
 
 @lru_cache(maxsize=256)
 def _first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("[" + "".join(re.escape(marker[0]) for marker in markers) + "]")
+
+
+def _escape(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]
+
+
+def json_value(text: str) -> Any:
+    """The value of JSON text. Raises ValueError for what is none, or a string that no UTF-8 can hold."""
+    try:
+        value = json.loads(text, strict=False, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+    if isinstance(value, str):
+        value.encode()
+    return value
+
+
+def literal_as_json(text: str) -> str:
+    """JSON text for a literal of Python or JSON. Raises ValueError for anything else."""
+    for strict in (True, False):
+        try:
+            value = json.loads(text, strict=strict, parse_constant=_refuse)
+            return text if strict else json.dumps(value)
+        except (ValueError, RecursionError):
+            continue
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # unknown escapes in the model's strings
+            value = ast.literal_eval(text)
+        converted = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError("not a literal") from error
+    converted.encode()
+    return converted
+
+
+def _refuse(constant: str) -> None:
+    """Python's parser of JSON knows NaN and Infinity, which are no JSON."""
+    raise ValueError(constant)

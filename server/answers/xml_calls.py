@@ -13,131 +13,121 @@ import json
 import re
 from typing import Any
 
-from server.answers.json_calls import HermesCalls
-from server.answers.reader import Sink, Wait
-from server.answers.values import literal_as_json
+from server.answers.calls import JsonToolParser
+from server.answers.reader import Sink, Wait, literal_as_json
 
 _NAME = re.compile(r"[^<>\s]+")
 _END = "</parameter>"
 _NEXT = "<parameter="
 _AFTER_VALUES = ("\n" + _NEXT, "\n</function>\n</tool_call>", "\n</function></tool_call>")
 """What ends a value whose closing tag is missing."""
-_TYPES: dict[type, set[str]] = {
-    bool: {"boolean"},
-    int: {"integer", "number"},
-    float: {"number"},
-    str: set(),
-    list: {"array"},
-    dict: {"object"},
-    type(None): {"null"},
-}
+_TYPES = {bool: "boolean", int: "integer number", float: "number", list: "array", dict: "object", type(None): "null"}
+"""JSON types, but for strings, by Python's."""
 
 
-class XmlCalls(HermesCalls):
+class XmlToolParser(JsonToolParser):
     """The function's schema tells what is text and what is JSON; unknown parameters are text, which passes as it comes.
 
-    JSON objects as in the Hermes style are calls too.
+    Calls as JSON objects are read too.
     """
 
-    markers = ("<tool_call>", "<function=")
-    bare = ("<function=",)
-
-    def read_call(self, marker: str) -> Wait[bool]:
-        reader = self.reader
-        if not (yield from reader.literal("<function=")):
-            return (yield from super().read_call(marker))
-        name = yield from reader.word(_NAME)
-        closed = yield from reader.literal(">")
-        if not closed or not self.is_offered(name, marker):
+    def read_call(self) -> Wait[bool]:
+        """Read a function's element."""
+        answer = self.answer
+        if not (yield from answer.literal("<function=")):
+            return (yield from super().read_call())
+        name = yield from answer.word(_NAME)
+        closed = yield from answer.literal(">")
+        if not closed or not self.is_offered(name):
             return False
-        num_parameters = 0
+        before = "{"
         while True:
-            yield from reader.spaces()
+            yield from answer.spaces()
             parameter = yield from self._read_parameter_name()
-            ended = not parameter and (yield from reader.closing("</function>"))
+            ended = not parameter and (yield from answer.literal("</function>", or_end=True))
             if not parameter and not ended:
-                return num_parameters > 0
-            if not num_parameters:
-                self.begin(name)
+                return before != "{"
+            if before == "{":
+                answer.begin_call(name)
             if ended:
-                self.writer.add_arguments("}" if num_parameters else "{}")
+                answer.add_arguments("{}" if before == "{" else "}")
                 return True
-            key = json.dumps(parameter, ensure_ascii=False)
-            self.writer.add_arguments((", " if num_parameters else "{") + key + ": ")
-            num_parameters += 1
-            yield from self._read_value(_schema(self.functions.get(name), parameter))
+            answer.add_arguments(f"{before}{_json(parameter)}: ")
+            before = ", "
+            yield from self._read_value(_Schema(self.functions.get(name), parameter))
 
     def _read_parameter_name(self) -> Wait[str]:
-        reader = self.reader
-        if not (yield from reader.literal(_NEXT)):
+        answer = self.answer
+        if not (yield from answer.literal(_NEXT)):
             return ""
-        name = yield from reader.word(_NAME)
-        return name if (yield from reader.literal(">")) else ""
+        name = yield from answer.word(_NAME)
+        return name if (yield from answer.literal(">")) else ""
 
-    def _read_value(self, schema: dict[str, Any]) -> Wait[None]:
-        """One line break at each end belongs to the elements."""
-        reader, add = self.reader, self.writer.add_arguments
-        types, choices = _types(schema), _choices(schema)
-        yield from reader.literal("\n")
-        if types <= {"string"} and not choices:
-            add('"')
-            ended = yield from self._read_text(lambda text: add(json.dumps(text, ensure_ascii=False)[1:-1]))
-            add('"' if ended else "")
+    def _read_value(self, schema: "_Schema") -> Wait[None]:
+        """Read a parameter's value. One line break at each end belongs to the elements."""
+        answer = self.answer
+        yield from answer.literal("\n")
+        if schema.is_text:
+            answer.add_arguments('"')
+            ended = yield from self._read_text(lambda text: answer.add_arguments(_json(text)[1:-1]))
+            answer.add_arguments('"' if ended else "")
             return
         pieces: list[str] = []
         if (yield from self._read_text(pieces.append)):
-            text = "".join(pieces)
-            add(choices.get(text.strip()) or _as_json(text, types))
+            answer.add_arguments(schema.as_json("".join(pieces)))
 
     def _read_text(self, sink: Sink) -> Wait[bool]:
-        """Whether the closing tag has come, or what may only come behind it."""
-        reader = self.reader
-        while mark := (yield from reader.until(("\n", _END, _NEXT), sink)):
-            if (yield from reader.literal("\n" + _END, _END)):
+        """Read a value's text. Returns whether its closing tag has come, or what may only come behind it."""
+        answer = self.answer
+        while mark := (yield from answer.until(("\n", _END, _NEXT), sink)):
+            if mark == _NEXT or (yield from answer.literal("\n" + _END, _END)):
                 return True
-            if mark == _NEXT:
+            if (yield from answer.ahead(_AFTER_VALUES)):
+                answer.take()
                 return True
-            if (yield from reader.ahead(_AFTER_VALUES)):
-                reader.take()
-                return True
-            sink(reader.take(len(mark)))
+            sink(answer.take(len(mark)))
         return False
 
 
-def _schema(function: Any, parameter: str) -> dict[str, Any]:
-    """The parameter's schema; empty when the function's does not tell."""
-    properties = function.get("properties") if isinstance(function, dict) else None
-    found = properties.get(parameter) if isinstance(properties, dict) else None
-    return found if isinstance(found, dict) else {}
+class _Schema:
+    """What a function's schema, which nobody has checked, says of one parameter."""
 
+    def __init__(self, function: Any, parameter: str) -> None:
+        properties = function.get("properties") if isinstance(function, dict) else None
+        found = properties.get(parameter) if isinstance(properties, dict) else None
+        schema: dict[str, Any] = found if isinstance(found, dict) else {}
+        options = [schema, *_items(schema.get("anyOf")), *_items(schema.get("oneOf"))]
+        named = [option.get("type") for option in options if isinstance(option, dict)]
+        self.types = {one for name in named for one in (name, *_items(name)) if isinstance(one, str)}
+        """JSON types that the schema names."""
+        if "$ref" in schema:
+            self.types.add("object")
+        values = [*_items(schema.get("enum")), *([schema["const"]] if "const" in schema else ())]
+        written = [(value, _json(value)) for value in values]
+        self.choices = {value if isinstance(value, str) else text: text for value, text in written}
+        """Values that the schema enumerates: their text in an element, and as JSON."""
 
-def _types(schema: dict[str, Any]) -> set[str]:
-    """JSON types that the schema names."""
-    types: set[str] = {"object"} if "$ref" in schema else set()
-    for option in (schema, *_items(schema.get("anyOf")), *_items(schema.get("oneOf"))):
-        named = option.get("type") if isinstance(option, dict) else None
-        types.update(name for name in [named, *_items(named)] if isinstance(name, str))
-    return types
+    @property
+    def is_text(self) -> bool:
+        return self.types <= {"string"} and not self.choices
 
-
-def _choices(schema: dict[str, Any]) -> dict[str, str]:
-    """Values that the schema enumerates: their text in an element, and as JSON."""
-    values = [*_items(schema.get("enum")), *([schema["const"]] if "const" in schema else ())]
-    written = [(value, json.dumps(value, ensure_ascii=False)) for value in values]
-    return {value if isinstance(value, str) else text: text for value, text in written}
+    def as_json(self, text: str) -> str:
+        """The value that the text denotes, if the schema allows one that is no string and it is such, else the text."""
+        stripped = text.strip()
+        if stripped in self.choices:
+            return self.choices[stripped]
+        try:
+            value = literal_as_json(stripped)
+        except ValueError:
+            return _json(text)
+        if "string" in self.types and self.types.isdisjoint(_TYPES.get(type(json.loads(value)), "").split()):
+            return _json(text)
+        return value
 
 
 def _items(value: Any) -> list[Any]:
-    """Of a list in a schema, which nobody has checked."""
     return value if isinstance(value, list) else []
 
 
-def _as_json(text: str, types: set[str]) -> str:
-    """The value that the text denotes, if the schema allows one that is no string and it is such, else the text."""
-    try:
-        value = literal_as_json(text.strip())
-    except ValueError:
-        return json.dumps(text, ensure_ascii=False)
-    if "string" in types and not types & _TYPES[type(json.loads(value))]:
-        return json.dumps(text, ensure_ascii=False)
-    return value
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)

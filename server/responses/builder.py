@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from configs.errors import InvalidRequest
 from engine.outputs import RequestOutput
-from server.answers.delta import AnswerDelta, ToolCallDelta
+from server.answers.delta import DeltaMessage, DeltaToolCall
 from server.chat import Answers
 from server.errors import error_object
 from server.generation import Generation
@@ -108,7 +108,7 @@ class ResponseBuilder:
         if output.logprobs:
             self._undecided += chat_logprobs(self._spell, self._tokenizer, output.logprobs).content
 
-    def _add(self, delta: AnswerDelta) -> None:
+    def _add(self, delta: DeltaMessage) -> None:
         """A call that goes on comes first: content behind it ends it."""
         calls = delta.tool_calls
         if calls and calls[0].id is None:
@@ -125,7 +125,7 @@ class ResponseBuilder:
             self._add_call(call)
         self._num_undecided, self._undecided = 0, []
 
-    def _add_call(self, piece: ToolCallDelta) -> None:
+    def _add_call(self, piece: DeltaToolCall) -> None:
         if piece.id is not None:
             self._close("completed")
             namespace, name = self._namespaces.get(piece.name or "", (UNSET, piece.name or ""))

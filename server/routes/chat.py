@@ -9,7 +9,7 @@ from starlette.responses import Response
 from configs.settings import ServerConfig
 from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, RequestOutput
-from server.answers.delta import ToolCallDelta
+from server.answers.delta import DeltaToolCall
 from server.chat import Answers, Chat, start_chat
 from server.choices import respond
 from server.convert.chat import chat_of
@@ -158,7 +158,7 @@ class ChatRenderer:
 _NOTHING = ChatDelta()
 
 
-def _call_delta(call: ToolCallDelta) -> ToolCall:
+def _call_delta(call: DeltaToolCall) -> ToolCall:
     begins = call.name is not None
     kind: str | UnsetType = "function" if begins else UNSET
     function = FunctionCall(name=call.name if call.name is not None else UNSET, arguments=call.arguments)

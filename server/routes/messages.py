@@ -10,7 +10,7 @@ from starlette.responses import Response
 from configs.settings import ServerConfig
 from engine.input_processor import RenderedChat
 from engine.outputs import OutputBatch, RequestOutput
-from server.answers.delta import AnswerDelta
+from server.answers.delta import DeltaMessage
 from server.chat import Answers, Chat, render, start_chat
 from server.convert.messages import chat_of, tool_use_id
 from server.convert.tool_input import tool_input
@@ -178,7 +178,7 @@ class Blocks:
         self._begun: list[tuple[Block, list[str]]] = []
         """Blocks as they began and the texts that came since; the last one is open."""
 
-    def add(self, delta: AnswerDelta) -> list[Event]:
+    def add(self, delta: DeltaMessage) -> list[Event]:
         events: list[Event] = []
         for block, text in pieces(delta):
             is_more = block is None or (isinstance(block, TextBlock | ThinkingBlock) and self._is_open(type(block)))
@@ -202,7 +202,7 @@ class Blocks:
         return bool(self._begun) and type(self._begun[-1][0]) is kind
 
 
-def pieces(delta: AnswerDelta) -> Iterator[tuple[Block | None, str]]:
+def pieces(delta: DeltaMessage) -> Iterator[tuple[Block | None, str]]:
     """Texts in order, each with the block that it begins unless one of its kind is open; None: with the open one.
 
     What goes on with a call comes first, since nothing may stand within one.

@@ -15,7 +15,7 @@ from configs.errors import ContextLengthExceeded
 from configs.settings import ServerConfig
 from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
-from server.answers.delta import Answer, AnswerDelta
+from server.answers.delta import Answer, DeltaMessage
 from server.chat import Answers, start_chat
 from server.convert.ollama import (
     FIELD_NAMES,
@@ -233,9 +233,9 @@ class LineWriter:
     def error(self, error: Exception) -> bytes:
         return ollama_error(error) + b"\n"
 
-    def _piece(self, delta: AnswerDelta, *, is_last: bool) -> Answer:
+    def _piece(self, delta: DeltaMessage, *, is_last: bool) -> Answer:
         """Calls leave whole, when the next one begins or the answer ends."""
-        self.calls.add(AnswerDelta(tool_calls=delta.tool_calls))
+        self.calls.add(DeltaMessage(tool_calls=delta.tool_calls))
         end = len(self.calls.tool_calls) - (0 if is_last else 1)
         calls = self.calls.tool_calls[self.num_calls_sent : max(end, self.num_calls_sent)]
         self.num_calls_sent += len(calls)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
 from engine.bundled import BUNDLED
-from server.answers.reasoning import detect_reasoning
+from server.answers.styles import detect_reasoning
 from server.parsing import BodyParser, ignored_header
 from server.protocol.ollama import (
     OllamaDetails,

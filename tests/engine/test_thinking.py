@@ -21,7 +21,7 @@ from engine.llm import LLM
 from engine.text.tokenizer import Tokenizer, load_tokenizer
 from engine.thinking import Thinking
 from server.answers.parser import AnswerParser
-from server.answers.reasoning import THINK
+from server.answers.styles import THINK
 from tests.conftest import SMOLLM2
 from tests.engine.tiny_models import write_tiny
 

@@ -16,8 +16,7 @@ from configs.errors import InvalidRequest, RequestFailed
 from configs.settings import ServerConfig
 from server.answers.delta import Answer
 from server.answers.parser import AnswerParser
-from server.answers.reasoning import THINK
-from server.answers.tool_styles import HERMES
+from server.answers.styles import HERMES, THINK
 from server.app import create_app
 from server.convert.messages import call_id, conversation
 from server.protocol.messages import CountTokensRequest, InputMessage, TextBlock, ThinkingBlock
@@ -463,7 +462,7 @@ def test_blocks_hold_what_the_parser_reads_however_the_text_is_cut(script: str, 
     cut, blocks = parser(), Blocks()
     for start, end in zip([0, *cuts], [*cuts, len(script)], strict=True):
         blocks.add(cut.push(script[start:end]))
-    blocks.add(cut.finish())
+    blocks.add(cut.push("", ended=True))
     found = Answer("", "", [])
     calls = []
     for block in blocks.content():

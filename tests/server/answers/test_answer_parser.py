@@ -7,15 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.answers.delta import Answer, AnswerDelta
+from server.answers.delta import Answer, DeltaMessage
 from server.answers.parser import AnswerParser
-from server.answers.reasoning import REASONING_STYLES, THINK, ReasoningStyle, detect_reasoning
-from server.answers.tool_styles import TOOL_STYLES, ToolStyle
+from server.answers.styles import REASONING_PARSERS, THINK, TOOL_STYLES, ReasoningParser, ToolStyle, detect_reasoning
 
 FUNCTIONS = {"f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}, "g": {}}
 FRAGMENTS = [
     *(marker for style in TOOL_STYLES.values() for marker in style.markers),
-    *(marker for style in REASONING_STYLES for marker in style.markers),
+    *(marker for style in REASONING_PARSERS for marker in style.markers),
     *"{}[]()<>\"'\\:=,; \n\tax",
     *(
         "f",
@@ -36,28 +35,28 @@ FRAGMENTS = [
 ]
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join)
 tool_styles = st.sampled_from([None, *TOOL_STYLES.values()])
-reasoning_styles = st.sampled_from([None, *REASONING_STYLES])
+reasoning_styles = st.sampled_from([None, *REASONING_PARSERS])
 
 
-def parser(reasoning: ReasoningStyle | None, tools: ToolStyle | None, *, starts_inside: bool = False) -> AnswerParser:
+def parser(reasoning: ReasoningParser | None, tools: ToolStyle | None, *, starts_inside: bool = False) -> AnswerParser:
     numbers = itertools.count()
     return AnswerParser(reasoning, tools, FUNCTIONS, starts_inside=starts_inside, make_id=lambda: f"id{next(numbers)}")
 
 
-def joined(deltas: list[AnswerDelta]) -> Answer:
+def joined(deltas: list[DeltaMessage]) -> Answer:
     answer = Answer()
     for delta in deltas:
         answer.add(delta)
     return answer
 
 
-def stream(parser: AnswerParser, pieces: list[str]) -> list[AnswerDelta]:
-    return [*(parser.push(piece) for piece in pieces), parser.finish()]
+def stream(parser: AnswerParser, pieces: list[str]) -> list[DeltaMessage]:
+    return [*(parser.push(piece) for piece in pieces), parser.push("", ended=True)]
 
 
 @given(texts, reasoning_styles, tool_styles, st.booleans(), st.data())
 def test_pieces_sum_up_to_the_whole(
-    text: str, reasoning: ReasoningStyle | None, tools: ToolStyle | None, inside: bool, data: st.DataObject
+    text: str, reasoning: ReasoningParser | None, tools: ToolStyle | None, inside: bool, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=len(text))))
     pieces = [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
@@ -92,7 +91,7 @@ def test_each_call_has_its_index_id_and_name_once_and_first(text: str, tools: To
 
 @given(tool_styles, reasoning_styles, st.booleans())
 def test_text_without_markers_passes_at_once(
-    tools: ToolStyle | None, reasoning: ReasoningStyle | None, inside: bool
+    tools: ToolStyle | None, reasoning: ReasoningParser | None, inside: bool
 ) -> None:
     answers = parser(reasoning, tools, starts_inside=inside and reasoning is not None)
     for piece in ("Two", " words", " and a stop.", "a < b", " é", "tail"):
@@ -162,10 +161,10 @@ THINKING = [
 ]
 
 
-@pytest.mark.parametrize("style", REASONING_STYLES, ids=lambda style: style.opening)
+@pytest.mark.parametrize("style", REASONING_PARSERS, ids=lambda style: style.opening)
 @pytest.mark.parametrize(("text", "inside", "reasoning", "content"), THINKING)
 def test_reasoning_and_content_lose_the_line_breaks_at_the_markers(
-    style: ReasoningStyle, text: str, inside: bool, reasoning: str, content: str
+    style: ReasoningParser, text: str, inside: bool, reasoning: str, content: str
 ) -> None:
     def spelled(text: str) -> str:
         return text.replace("<think>", style.opening).replace("</think>", style.closing)
@@ -205,7 +204,7 @@ def test_the_prompt_tells_whether_reasoning_is_open_or_over(prompt: str, inside:
 
 
 def test_the_closing_marker_in_a_template_tells_the_style() -> None:
-    for style in REASONING_STYLES:
+    for style in REASONING_PARSERS:
         template = (
             "{% if '" + style.closing + "' in content %}{{ content.split('" + style.closing + "')[-1] }}{% endif %}"
         )

@@ -10,10 +10,9 @@ import pytest
 import xgrammar
 
 from configs.errors import InvalidRequest
+from server.answers.grammar import answer_grammar
 from server.answers.parser import AnswerParser
-from server.answers.reasoning import THINK
-from server.answers.tool_grammar import LAYOUTS, tool_grammar
-from server.answers.tool_styles import HERMES, PYTHONIC, TOOL_STYLES, ToolStyle
+from server.answers.styles import HERMES, PYTHONIC, THINK, TOOL_STYLES, ToolStyle
 
 WEATHER: dict[str, Any] = {
     "type": "object",
@@ -36,7 +35,7 @@ def tool(name: str, *, strict: bool = False) -> dict[str, Any]:
 
 
 TOOLS = [tool("get_weather", strict=True), tool("optional"), tool("now"), tool("anything")]
-LONG_TOKENS = [*(layout.trigger for layout in LAYOUTS.values() if layout.trigger), "</think>", "</parameter>", "[now("]
+LONG_TOKENS = [*(style.trigger for style in TOOL_STYLES.values() if style.trigger), "</think>", "</parameter>", "[now("]
 TOKENS = [*(bytes([value]) for value in range(256)), *(token.encode() for token in LONG_TOKENS), b"</s>"]
 END = len(TOKENS) - 1
 
@@ -48,7 +47,7 @@ def compiler() -> xgrammar.GrammarCompiler:
 
 
 def compiled(style: ToolStyle, tools: list[dict[str, Any]], choice: Any, **kwargs: Any) -> xgrammar.CompiledGrammar:
-    structured = tool_grammar(style, tools, choice, **kwargs)
+    structured = answer_grammar(style, tools, choice, **kwargs)
     assert structured is not None
     assert structured.kind == "structural_tag"
     return compiler().compile_structural_tag(json.loads(structured.source))
@@ -95,7 +94,7 @@ def test_what_the_grammar_allows_is_parsed_into_calls_that_follow_the_schemas(
     functions = {name: schema or {} for name, schema in SCHEMAS.items()}
     rng = random.Random(3)
     num_calls = []
-    for _ in range(12):
+    for _ in range(16):
         text = sample(grammar, rng)
         answer = AnswerParser(reasoning, style, functions, starts_inside=starts_inside).parse(text)
         num_calls.append(len(answer.tool_calls))
@@ -143,9 +142,9 @@ def test_one_function_alone_is_called_once() -> None:
 
 
 def test_auto_is_free_unless_a_tool_is_strict_or_calls_are_counted() -> None:
-    assert tool_grammar(HERMES, TOOLS, "none") is None
-    assert tool_grammar(HERMES, [], "auto", parallel=False) is None
-    assert tool_grammar(HERMES, [tool("now"), tool("optional")], "auto") is None
+    assert answer_grammar(HERMES, TOOLS, "none") is None
+    assert answer_grammar(HERMES, [], "auto", parallel=False) is None
+    assert answer_grammar(HERMES, [tool("now"), tool("optional")], "auto") is None
     lax = HERMES_CALL.replace('"Oslo"', "3")
     assert accepts(compiled(HERMES, [tool("get_weather")], "auto", parallel=False), lax)
     assert not accepts(compiled(HERMES, [tool("get_weather", strict=True)], "auto"), lax)
@@ -201,8 +200,8 @@ def test_schemas_of_combinations_and_none_are_taken() -> None:
 
 def test_functions_that_are_too_large_are_refused_before_they_are_written_out() -> None:
     large = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["x" * 100] * 800}}}
-    assert tool_grammar(HERMES, [large], "required") is not None
+    assert answer_grammar(HERMES, [large], "required") is not None
     with pytest.raises(InvalidRequest) as caught:
-        tool_grammar(HERMES, [large, large], "required")
+        answer_grammar(HERMES, [large, large], "required")
     assert caught.value.param == "tools"
-    assert tool_grammar(HERMES, [large, large], "auto") is None
+    assert answer_grammar(HERMES, [large, large], "auto") is None

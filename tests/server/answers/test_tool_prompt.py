@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from engine.text.chat_template import ChatTemplate
 from server.answers.parser import AnswerParser
-from server.answers.tool_prompt import plain_tools, takes_system_messages
-from server.answers.tool_styles import HERMES, template_knows_tools
+from server.answers.prompt import plain_tools
+from server.answers.styles import HERMES, style_of
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}</>{% endfor %}"
 TOOL = {"type": "function", "function": {"name": "now", "description": "The “time”", "parameters": {"type": "object"}}}
@@ -95,6 +95,6 @@ def test_the_model_sees_its_own_calls_as_it_has_to_write_them(
 
 
 def test_templates_that_know_no_tools_or_no_system_message_are_told() -> None:
-    assert not template_knows_tools(TEMPLATE)
-    assert takes_system_messages(TEMPLATE)
-    assert not takes_system_messages("{{ raise_exception('System role not supported') }}")
+    assert not style_of(TEMPLATE).knows_tools
+    assert style_of(TEMPLATE).takes_system_messages
+    assert not style_of("{{ raise_exception('System role not supported') }}").takes_system_messages

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from server.answers.delta import Answer
 from server.answers.parser import AnswerParser
-from server.answers.tool_styles import (
+from server.answers.styles import (
     HERMES,
     LLAMA,
     MISTRAL,
@@ -19,8 +19,7 @@ from server.answers.tool_styles import (
     QWEN_CODER,
     TOOL_STYLES,
     ToolStyle,
-    detect_tools,
-    template_knows_tools,
+    style_of,
 )
 
 FUNCTIONS: dict[str, dict[str, Any]] = {
@@ -264,7 +263,7 @@ def test_each_character_alone_gives_the_same_answer(style: ToolStyle, text: str)
     streamed = Answer()
     for character in text:
         streamed.add(parser.push(character))
-    streamed.add(parser.finish())
+    streamed.add(parser.push("", ended=True))
     assert streamed == AnswerParser(None, style, FUNCTIONS, make_id=lambda: "id").parse(text)
 
 
@@ -284,7 +283,7 @@ def test_arguments_stream_as_they_come(style: ToolStyle, before: str, arguments:
         (piece,) = parser.push(character).tool_calls
         assert piece.arguments == character
     assert not parser.push(after)
-    assert not parser.finish()
+    assert not parser.push("", ended=True)
 
 
 def test_python_arguments_stream_one_by_one() -> None:
@@ -311,7 +310,7 @@ def test_ids_differ_and_are_of_the_style(style: ToolStyle) -> None:
 
 @pytest.mark.parametrize("style", TOOL_STYLES.values(), ids=TOOL_STYLES)
 def test_no_marker_begins_another(style: ToolStyle) -> None:
-    for markers in (style.reader.markers, getattr(style.reader, "closing", ())):
+    for markers in (style.opening + style.bare, style.closing):
         assert not any(one != other and one.startswith(other) for one in markers for other in markers)
 
 
@@ -334,8 +333,8 @@ LOOP = "{%- for tool in tools %}{{ tool | tojson }}{%- endfor %}"
     ],
 )
 def test_the_template_teaches_the_style(template: str, style: ToolStyle) -> None:
-    assert template_knows_tools(template)
-    assert detect_tools(template) is style
+    assert style_of(template).knows_tools
+    assert style_of(template).tools is style
 
 
 @pytest.mark.parametrize(
@@ -348,5 +347,5 @@ def test_the_template_teaches_the_style(template: str, style: ToolStyle) -> None
     ],
 )
 def test_other_templates_know_no_tools_and_get_the_hermes_style(template: str) -> None:
-    assert not template_knows_tools(template)
-    assert detect_tools(template) is HERMES
+    assert not style_of(template).knows_tools
+    assert style_of(template).tools is HERMES

@@ -1,0 +1,193 @@
+"""Which texts a whole answer may be: reasoning, then tool calls, or content in the language that the request gives.
+
+A grammar is one of xgrammar's structural tags, plain JSON, which the core compiles. The language of tool calls is the
+style's own: free text, then calls of known functions with arguments that follow their schemas. Whatever it holds,
+`AnswerParser` reads it as these calls.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from configs.errors import InvalidRequest
+from configs.sampling import StructuredOutput
+from engine.structured.loose_schema import loosened
+from server.answers.calls import ToolStyle
+from server.answers.parser import ReasoningParser
+
+Choice: TypeAlias = Literal["none", "auto", "required"]
+Format: TypeAlias = dict[str, Any]
+"""A node of a structural tag."""
+
+MAX_BYTES = 128 * 1024
+"""Of all functions together, in JSON: a list of calls names each behind each."""
+_TYPING = ("$ref", "anyOf", "oneOf", "allOf", "type", "enum", "const")
+
+
+def answer_grammar(
+    style: ToolStyle,
+    tools: Sequence[Mapping[str, Any]],
+    choice: Choice,
+    *,
+    parallel: bool = True,
+    reasoning: ReasoningParser | None = None,
+    starts_inside: bool = False,
+    content: StructuredOutput | None = None,
+    passed_over: list[str] | None = None,
+) -> StructuredOutput | None:
+    """The answer's language, or None where any text will do.
+
+    `tools` are as in a chat completion's request. With "required" there is nothing but calls; a request for one
+    function is "required" with this tool alone and `parallel` false. With "auto" only tools that are strict have to
+    follow their schemas, and without such tools only `parallel` false restricts anything: the answer ends with its
+    first call. Where there is a language for content, it and calls that follow their schemas are all that an answer
+    may hold. What cannot be enforced of the schema of a tool that is not strict is added to `passed_over`. With
+    `reasoning` the answer may begin with a reasoning part, and must end one that the prompt began.
+    Raises `InvalidRequest`.
+    """
+    passed_over = [] if passed_over is None else passed_over
+    answer: Format | None
+    if content is None or (tools and choice == "required"):
+        answer = _calls(style, tools, choice, parallel, passed_over)
+    else:
+        calls = None if choice == "none" else _calls(style, tools, "required", parallel, passed_over)
+        if calls is None and reasoning is None:
+            return content
+        answer = _content(content) if calls is None else _either(_content(content), calls)
+    if answer is None:
+        return None
+    if reasoning is not None:
+        answer = _sequence(_reasoning(reasoning, starts_inside=starts_inside), answer)
+    return StructuredOutput("structural_tag", json.dumps({"type": "structural_tag", "format": answer}))
+
+
+def _reasoning(reasoning: ReasoningParser, *, starts_inside: bool) -> Format:
+    begin = "" if starts_inside else reasoning.opening
+    part = _sequence(
+        {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": reasoning.closing},
+        {"type": "regex", "pattern": "\\n{0,2}"},
+    )
+    return part if starts_inside else {"type": "optional", "content": part}
+
+
+def _content(structured: StructuredOutput) -> Format:
+    kind, source = structured.kind, structured.source
+    if kind == "json_object":
+        return _value({"type": "object"})
+    if kind == "json_schema":
+        return _value(_parsed(source))
+    if kind == "choice":
+        return _either(*map(_text, json.loads(source)))
+    if kind == "regex":
+        return {"type": "regex", "pattern": source}
+    if kind == "grammar":
+        return {"type": "grammar", "grammar": source}
+    tag = _parsed(source)
+    if not isinstance(tag, dict):
+        raise InvalidRequest("a structural tag is a JSON object", param="structured")
+    inner: Format = tag.get("format", tag)
+    return inner
+
+
+def _parsed(source: str) -> Any:
+    try:
+        return json.loads(source)
+    except ValueError as error:
+        raise InvalidRequest(f"not JSON: {error}", param="structured") from error
+
+
+def _calls(
+    style: ToolStyle, tools: Sequence[Mapping[str, Any]], choice: Choice, parallel: bool, passed_over: list[str]
+) -> Format | None:
+    functions = [tool["function"] for tool in tools]
+    strict = any(function.get("strict") for function in functions)
+    if choice == "none" or not functions or (choice == "auto" and parallel and not strict):
+        return None
+    if len(json.dumps(functions)) > MAX_BYTES:
+        raise InvalidRequest(f"functions that calls have to fit may have {MAX_BYTES} bytes of JSON", param="tools")
+    functions = [_bound(function, choice, passed_over) for function in functions]
+    list_begin, _, list_end = style.calls.partition("…")
+    calls = [_call(style, function) for function in functions]
+    if list_begin:
+        behind = [_sequence(_text(style.separator + begin), content, _text(end)) for begin, content, end in calls]
+        more = [{"type": "star", "content": _either(*behind)}] if parallel else []
+        calls = [(list_begin + begin, _sequence(content, _text(end), *more), list_end) for begin, content, end in calls]
+    tags = [{"type": "tag", "begin": begin, "content": content, "end": end} for begin, content, end in calls]
+    once = bool(list_begin) or not parallel
+    if choice == "required":
+        separator = {"separator": style.separator, "at_least_one": True}
+        return {"type": "tags_with_separator", "tags": tags, "stop_after_first": once, **separator}
+    triggers = [style.trigger] if style.trigger else [begin for begin, _, _ in calls]
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": once}
+
+
+def _call(style: ToolStyle, function: Mapping[str, Any]) -> tuple[str, Format, str]:
+    """What a call of the function begins with, its arguments, and what it ends with."""
+    begin, _, end = style.call.partition("…")
+    schema, may_loosen = function["parameters"], not function["strict"]
+    if style.arguments == "keywords":
+        arguments = _keywords(schema, may_loosen)
+    else:
+        arguments = _value(schema, style.arguments, may_loosen=may_loosen)
+    return begin.replace("NAME", function["name"]), arguments, end
+
+
+def _bound(function: Mapping[str, Any], choice: Choice, passed_over: list[str]) -> Mapping[str, Any]:
+    """The function with the schema that its arguments follow; one that is not strict as far as it can be enforced."""
+    is_strict = bool(function.get("strict"))
+    schema = _typed(function.get("parameters") if choice == "required" or is_strict else None)
+    if not is_strict:
+        schema = _typed(loosened(schema, passed_over, function["name"]))
+    return {"name": function["name"], "parameters": schema, "strict": is_strict}
+
+
+def _typed(schema: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The schema, which is one of objects where it says nothing else."""
+    given = dict(schema or {})
+    return given if any(key in given for key in _TYPING) else {"type": "object", **given}
+
+
+def _keywords(schema: dict[str, Any], may_loosen: bool) -> Format:
+    """`name=value` for each property, JSON values, in the schema's order; any keywords without properties."""
+    properties = schema.get("properties")
+    if not isinstance(properties, dict) or not properties:
+        if schema.get("additionalProperties") is False:
+            return _text("")
+        keyword = _sequence({"type": "regex", "pattern": "[a-z_]+="}, _value({}))
+        more = {"type": "star", "content": _sequence(_text(", "), keyword)}
+        return {"type": "optional", "content": _sequence(keyword, more)}
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    pairs = {
+        name: _sequence(
+            _text(name + "="),
+            _value({**shared, **value} if isinstance(value, dict) else value, may_loosen=may_loosen),
+        )
+        for name, value in properties.items()
+    }
+    named = schema.get("required")
+    required = [name for name in properties if isinstance(named, list) and name in named]
+    rest = [pairs[name] for name in properties if name not in required]
+    optional = [{"type": "optional", "content": _sequence(_text(", "), pair)} for pair in rest]
+    if required:
+        first, *others = (pairs[name] for name in required)
+        return _sequence(first, *(_sequence(_text(", "), pair) for pair in others), *optional)
+    starts = [_sequence(pair, *optional[index + 1 :]) for index, pair in enumerate(rest)]
+    return {"type": "optional", "content": _either(*starts)}
+
+
+def _text(value: str) -> Format:
+    return {"type": "const_string", "value": value}
+
+
+def _sequence(*elements: Format) -> Format:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def _either(*elements: Format) -> Format:
+    return {"type": "or", "elements": list(elements)}
+
+
+def _value(schema: Any, style: str = "json", *, may_loosen: bool = False) -> Format:
+    """JSON that follows the schema. With `may_loosen` one that cannot be used stands for any value, or any object."""
+    node = {"type": "json_schema", "json_schema": schema, "style": style}
+    return {**node, "may_loosen": True} if may_loosen else node

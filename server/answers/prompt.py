@@ -1,0 +1,135 @@
+"""Histories with tool calls in the form that a chat template takes, or as text for templates that know no tools."""
+
+import hashlib
+import json
+import re
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+Message: TypeAlias = dict[str, Any]
+"""As in a chat completion's request, with a string for content."""
+
+_SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
+_HEADER = "You can call functions to help with the request. These are they, one JSON object a line:\n<tools>\n"
+_FOOTER = (
+    "\n</tools>\n\n"
+    "To call a function, write its name and its arguments as a JSON object between these tags, "
+    "one pair of tags for each call:\n"
+    '<tool_call>\n{"name": "<name of the function>", "arguments": {<its arguments>}}\n</tool_call>\n'
+    "You get each result between <tool_response> tags. Answer directly when no function helps."
+)
+
+
+def one_call_each(messages: Sequence[Message]) -> list[Message]:
+    """Write a message with several calls as several, each followed by its result."""
+    written: list[Message] = []
+    waiting = deque(messages)
+    while waiting:
+        message = waiting.popleft()
+        if len(message.get("tool_calls") or ()) < 2:
+            written.append(message)
+            continue
+        results = []
+        while waiting and waiting[0]["role"] == "tool":
+            results.append(waiting.popleft())
+        written += _one_by_one(message, results)
+    return written
+
+
+def _one_by_one(message: Message, results: Sequence[Message]) -> list[Message]:
+    """Results without an id belong to the calls in order; what belongs to none comes last."""
+    waiting: dict[str | None, deque[Message]] = {}
+    for result in results:
+        waiting.setdefault(result.get("tool_call_id"), deque()).append(result)
+    written = []
+    for index, call in enumerate(message["tool_calls"]):
+        before = {"role": message["role"], "content": ""} if index else message
+        written.append({**before, "tool_calls": [call]})
+        if found := waiting.get(call.get("id")) or waiting.get(None):
+            written.append(found.popleft())
+    return written + [result for others in waiting.values() for result in others]
+
+
+def with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Write ids of nine letters or digits in place of others: ids are opaque, so others mean the same.
+
+    Calls without an id, and results without one, belong together in order.
+    """
+    written = []
+    waiting: deque[str] = deque()
+    num_calls = 0
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            ids = [_short(call.get("id") or f"call {num_calls + index}") for index, call in enumerate(calls)]
+            num_calls += len(calls)
+            waiting = deque(ids)
+            message = {**message, "tool_calls": [{**call, "id": one} for call, one in zip(calls, ids, strict=True)]}
+        elif message["role"] == "tool":
+            given = message.get("tool_call_id")
+            following = waiting.popleft() if waiting else _short("none")
+            message = {**message, "tool_call_id": _short(given) if given else following}
+        written.append(message)
+    return written
+
+
+def _short(call_id: str) -> str:
+    return call_id if _SHORT_ID.fullmatch(call_id) else hashlib.sha256(call_id.encode()).hexdigest()[:9]
+
+
+def plain_tools(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, system_role: bool = True
+) -> list[Message]:
+    """Write the conversation in system, user and assistant messages of plain content.
+
+    Tools are described in the system message, or without `system_role` in front of the first message, and called in
+    the Hermes style. Calls and results in the history become text in the format that the description teaches; results
+    that follow each other are one user message. Without tools only the history is rewritten.
+    """
+    plain: list[Message] = []
+    in_results = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if not is_result:
+            plain.append(_with_plain_calls(message))
+        elif in_results:
+            plain[-1]["content"] += "\n" + _result(message)
+        else:
+            plain.append({"role": "user", "content": _result(message)})
+        in_results = is_result
+    return _describe(plain, tools, system_role=system_role) if tools else plain
+
+
+def _describe(messages: list[Message], tools: Sequence[Mapping[str, Any]], *, system_role: bool) -> list[Message]:
+    description = _HEADER + "\n".join(_json(tool) for tool in tools) + _FOOTER
+    first = messages[0] if messages else {"role": "", "content": ""}
+    if first["role"] == "system":
+        content = f"{first['content']}\n\n{description}" if first["content"] else description
+    elif first["role"] == "user" and not system_role:
+        content = f"{description}\n\n{first['content']}"
+    else:
+        return [{"role": "system", "content": description}, *messages]
+    return [{**first, "content": content}, *messages[1:]]
+
+
+def _with_plain_calls(message: Message) -> Message:
+    """The message with its calls, whose arguments are an object or its JSON text, as text."""
+    plain = {name: value for name, value in message.items() if name != "tool_calls"}
+    if calls := message.get("tool_calls"):
+        content = message.get("content")
+        plain["content"] = "\n".join([*([content] if content else []), *map(_call, calls)])
+    return plain
+
+
+def _call(call: Mapping[str, Any]) -> str:
+    name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
+    text = arguments if isinstance(arguments, str) else _json(arguments)
+    return f'<tool_call>\n{{"name": {_json(name)}, "arguments": {text}}}\n</tool_call>'
+
+
+def _result(message: Message) -> str:
+    return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
