@@ -14,6 +14,7 @@ from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
 from server import admin, tokenization
+from server.documented import DEFINITIONS
 from server.errors import error_response
 from server.metrics.ledger import RECORD
 from server.middleware import Admission, Paths, RequestMiddleware
@@ -78,6 +79,6 @@ def _openapi(app: FastAPI, generate: Callable[[], dict[str, Any]], described: li
 
         document, others = generate(), openapi_document(described, app.state.serving)
         document["paths"] |= others["paths"]
-        document["components"]["schemas"] |= others["components"]["schemas"]
+        document["components"]["schemas"] |= others["components"]["schemas"] | DEFINITIONS
         app.openapi_schema = document
     return app.openapi_schema
