@@ -1,6 +1,5 @@
 """Content with tool calls in it: what all styles share, and calls written in JSON or in Python."""
 
-import json
 import re
 import secrets
 import string
@@ -9,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from server.answers.delta import AnswerReader
-from server.answers.reader import JSON, NAME, PYTHON, Wait, drop, json_value, literal_as_json
+from server.answers.reader import JSON, NAME, PYTHON, Wait, drop, json_text, literal_as_json, unpacked
 
 Functions: TypeAlias = Mapping[str, dict[str, Any]]
 """The names of the functions offered, and their parameters' JSON schemas."""
@@ -104,17 +103,13 @@ class ToolParser:
     def _read_calls(self) -> Wait[bool]:
         """Read the calls behind a marker. Text held at the end was none, unless this returns True."""
         answer, closing = self.answer, self.style.closing
-        yield from answer.spaces()
-        in_list = bool((yield from answer.literal("[")))
-        yield from answer.spaces()
+        in_list = yield from answer.token("[")
         while (yield from self.read_call()):
             answer.hold()
-            yield from answer.spaces()
-            yield from answer.literal(",", ";")
-            yield from answer.spaces()
+            yield from answer.token(",", ";")
             yield from answer.span(_BRACES, drop)  # one too many is a common slip
             yield from answer.spaces()
-            in_brackets = in_list and bool((yield from answer.literal("]")))
+            in_brackets = bool(in_list and (yield from answer.literal("]")))
             if in_brackets and (self.is_bare or not closing):
                 return True
             if in_brackets:
@@ -155,24 +150,20 @@ class JsonToolParser(ToolParser):
     def _read_object(self, *, is_inner: bool) -> Wait[bool]:
         answer = self.answer
         self._name = self._early = None
-        more = yield from answer.literal("{")
+        more = yield from answer.token("{")
         while more:
-            yield from answer.spaces()
             if (yield from answer.literal("}")):
                 self._begin("".join(self._early or ["{}"]))
                 break
             if not (yield from self._read_entry(is_inner)):
                 break
-            yield from answer.spaces()
-            more = (yield from answer.literal(",")) or (yield from answer.peek())
+            more = (yield from answer.token(",")) or (yield from answer.peek())
         return self._begun
 
     def _read_entry(self, is_inner: bool) -> Wait[bool]:
         answer = self.answer
         key = yield from self._read_string()
-        yield from answer.spaces()
-        colon = yield from answer.literal(":")
-        yield from answer.spaces()
+        colon = yield from answer.token(":")
         if not colon or not (self._begun or key in _KEYS):
             return False
         if self._begun:
@@ -194,25 +185,15 @@ class JsonToolParser(ToolParser):
                 return self._begin("") and (yield from answer.value(answer.add_arguments, JSON))
             self._early = []
             return (yield from answer.value(self._early.append, JSON))
-        raw: list[str] = []
-        yield from answer.value(raw.append, JSON)
-        text = "".join(raw)
-        try:
-            value = json_value(text)
-        except ValueError:
+        if (text := unpacked((yield from answer.value_text(JSON)))) is None:
             return False
-        arguments = value if isinstance(value, str) else "" if value is None else text
-        self._early = [arguments or "{}"]
+        self._early = [text or "{}"]
         return self._name is None or self._begin(self._early[0])
 
     def _read_string(self) -> Wait[str | None]:
-        raw: list[str] = []
-        if (yield from self.answer.peek()) == '"':
-            yield from self.answer.string(raw.append, JSON)
-        try:
-            return str(json_value("".join(raw)))
-        except ValueError:
+        if (yield from self.answer.peek()) != '"':
             return None
+        return unpacked((yield from self.answer.value_text(JSON)))
 
     def _begin(self, arguments: str) -> bool:
         """Begin the call, if it is one, and return whether it has begun."""
@@ -277,17 +258,11 @@ class PythonToolParser(ToolParser):
         """Read one keyword and the comma behind it, and return it as a member of a JSON object; "" where it is none."""
         answer = self.answer
         keyword = yield from answer.word(NAME)
-        yield from answer.spaces()
-        equals = yield from answer.literal("=")
-        yield from answer.spaces()
-        value: list[str] = []
-        if not keyword or not equals or not (yield from answer.value(value.append, PYTHON)):
+        equals = yield from answer.token("=")
+        value = (yield from answer.value_text(PYTHON)) if keyword and equals else ""
+        if not value or not ((yield from answer.token(",")) or (yield from answer.peek()) == ")"):
             return ""
-        yield from answer.spaces()
-        if not (yield from answer.literal(",")) and (yield from answer.peek()) != ")":
-            return ""
-        yield from answer.spaces()
         try:
-            return f"{json.dumps(keyword, ensure_ascii=False)}: {literal_as_json(''.join(value))}"
+            return f"{json_text(keyword)}: {literal_as_json(value)}"
         except ValueError:
             return ""

@@ -53,7 +53,11 @@ def answer_grammar(
         calls = None if choice == "none" else _calls(style, tools, "required", parallel, passed_over)
         if calls is None and reasoning is None:
             return content
-        answer = _content(content) if calls is None else _either(_content(content), calls)
+        try:
+            answer = _content(content)
+        except ValueError as error:
+            raise InvalidRequest(f"not JSON: {error}", param="structured") from error
+        answer = answer if calls is None else _either(answer, calls)
     if answer is None:
         return None
     if reasoning is not None:
@@ -75,25 +79,18 @@ def _content(structured: StructuredOutput) -> Format:
     if kind == "json_object":
         return _value({"type": "object"})
     if kind == "json_schema":
-        return _value(_parsed(source))
+        return _value(json.loads(source))
     if kind == "choice":
         return _either(*map(_text, json.loads(source)))
     if kind == "regex":
         return {"type": "regex", "pattern": source}
     if kind == "grammar":
         return {"type": "grammar", "grammar": source}
-    tag = _parsed(source)
+    tag = json.loads(source)
     if not isinstance(tag, dict):
         raise InvalidRequest("a structural tag is a JSON object", param="structured")
     inner: Format = tag.get("format", tag)
     return inner
-
-
-def _parsed(source: str) -> Any:
-    try:
-        return json.loads(source)
-    except ValueError as error:
-        raise InvalidRequest(f"not JSON: {error}", param="structured") from error
 
 
 def _calls(
@@ -125,11 +122,9 @@ def _call(style: ToolStyle, function: Mapping[str, Any]) -> tuple[str, Format, s
     """What a call of the function begins with, its arguments, and what it ends with."""
     begin, _, end = style.call.partition("…")
     schema, may_loosen = function["parameters"], not function["strict"]
-    if style.arguments == "keywords":
-        arguments = _keywords(schema, may_loosen)
-    else:
-        arguments = _value(schema, style.arguments, may_loosen=may_loosen)
-    return begin.replace("NAME", function["name"]), arguments, end
+    are_keywords = style.arguments == "keywords"
+    content = _keywords(schema, may_loosen) if are_keywords else _value(schema, style.arguments, may_loosen)
+    return begin.replace("NAME", function["name"]), content, end
 
 
 def _bound(function: Mapping[str, Any], choice: Choice, passed_over: list[str]) -> Mapping[str, Any]:
@@ -187,7 +182,7 @@ def _either(*elements: Format) -> Format:
     return {"type": "or", "elements": list(elements)}
 
 
-def _value(schema: Any, style: str = "json", *, may_loosen: bool = False) -> Format:
+def _value(schema: Any, style: str = "json", may_loosen: bool = False) -> Format:
     """JSON that follows the schema. With `may_loosen` one that cannot be used stands for any value, or any object."""
     node = {"type": "json_schema", "json_schema": schema, "style": style}
     return {**node, "may_loosen": True} if may_loosen else node

@@ -10,8 +10,6 @@ from server.answers.delta import Answer, AnswerReader, DeltaMessage
 from server.answers.reader import Wait, drop
 
 _BREAKS = re.compile(r"\n+")
-_TAIL = 64
-"""Characters of a prompt that may hold a marker and white space behind it."""
 
 
 class ReasoningParser(msgspec.Struct, frozen=True):
@@ -32,31 +30,26 @@ class ReasoningParser(msgspec.Struct, frozen=True):
         return self.opening, self.closing
 
     def starts_inside(self, prompt: str) -> bool:
-        """Whether the prompt, or its tail, ends with the opening marker: the answer goes on with reasoning."""
-        return prompt[-_TAIL:].rstrip().endswith(self.opening)
+        """Whether the prompt ends with the opening marker, so that the answer goes on with reasoning."""
+        return prompt.rstrip().endswith(self.opening)
 
     def is_over(self, prompt: str) -> bool:
         """Whether the prompt has closed the reasoning part already, as templates do for answers without one."""
-        return prompt[-_TAIL:].rstrip().endswith(self.closing)
+        return prompt.rstrip().endswith(self.closing)
 
     def end(self, template: str) -> str:
         """The closing marker with the line breaks that the template writes behind it: one token may hold both."""
         found = re.findall(re.escape(self.closing) + r"((?:\\n){1,2})", template)
         return self.closing + max(found, default="").replace("\\n", "\n")
 
-    def read(
-        self,
-        answer: AnswerReader,
-        starts_inside: bool,
-        call_markers: tuple[str, ...],
-        holds_call: Callable[[str], bool],
-    ) -> Wait[None]:
+    def read(self, answer: "AnswerParser", starts_inside: bool) -> Wait[None]:
         """Read the reasoning part, if there is one, and what separates it from content.
 
-        From one of `call_markers` on, nothing is known before the part ends: it waits.
+        From the marker of a call on, nothing is known before the part ends: it waits.
         """
         if not (yield from self._read_opening(answer, starts_inside)):
             return
+        call_markers = answer.tools.opening if answer.tools else ()
         ends = (self.closing, *call_markers)
         while (yield from answer.until(("\n", *ends), answer.think)):
             breaks = yield from answer.word(_BREAKS)
@@ -65,7 +58,7 @@ class ReasoningParser(msgspec.Struct, frozen=True):
                 answer.hold()
                 found = yield from answer.until((self.closing,), drop)
                 rest = answer.release()
-                if not found and holds_call(rest):
+                if not found and answer.holds_call(rest):
                     answer.unread(rest)
                     return
                 answer.think(breaks + (rest.rstrip("\n") if found else rest))
@@ -76,7 +69,7 @@ class ReasoningParser(msgspec.Struct, frozen=True):
             if (yield from answer.peek()):
                 answer.think(breaks)
 
-    def _read_opening(self, answer: AnswerReader, starts_inside: bool) -> Wait[bool]:
+    def _read_opening(self, answer: "AnswerParser", starts_inside: bool) -> Wait[bool]:
         """Read the opening marker, also once more where the prompt has it. Returns whether reasoning follows."""
         answer.hold()
         yield from answer.spaces()
@@ -113,7 +106,7 @@ class AnswerParser(AnswerReader):
         """`starts_inside` is what the reasoning parser says of the prompt, `only_calls` whether a grammar lets no
         content be, `make_id` makes ids of calls."""
         super().__init__(make_id or (tools.make_id if tools else random_id))
-        self._tools = tools
+        self.tools = tools
         self._functions = functions or {}
         self._steps = self._read(reasoning, starts_inside, only_calls)
         self._is_plain = reasoning is None and tools is None
@@ -137,13 +130,13 @@ class AnswerParser(AnswerReader):
 
     def _read(self, reasoning: ReasoningParser | None, starts_inside: bool, only_calls: bool) -> Wait[None]:
         if reasoning:
-            markers = self._tools.opening if self._tools else ()
-            yield from reasoning.read(self, starts_inside, markers, self._holds_call)
-        if self._tools:
-            yield from self._tools.parser(self, self._tools, self._functions, only_calls=only_calls).read()
+            yield from reasoning.read(self, starts_inside)
+        if self.tools:
+            yield from self.tools.parser(self, self.tools, self._functions, only_calls=only_calls).read()
         else:
             self.say(self.take(len(self._text)))
             self._is_plain = True
 
-    def _holds_call(self, text: str) -> bool:
-        return bool(AnswerParser(None, self._tools, self._functions).parse(text).tool_calls)
+    def holds_call(self, text: str) -> bool:
+        """Whether there is a call in the text of an answer of this kind."""
+        return bool(AnswerParser(None, self.tools, self._functions).parse(text).tool_calls)

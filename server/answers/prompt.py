@@ -1,19 +1,21 @@
 """Histories with tool calls in the form that a chat template takes, or as text for templates that know no tools."""
 
 import hashlib
-import json
+import itertools
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from server.answers.reader import json_text
+
 Message: TypeAlias = dict[str, Any]
 """As in a chat completion's request, with a string for content."""
 
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
-_HEADER = "You can call functions to help with the request. These are they, one JSON object a line:\n<tools>\n"
-_FOOTER = (
-    "\n</tools>\n\n"
+_DESCRIPTION = (
+    "You can call functions to help with the request. These are they, one JSON object a line:\n<tools>\n"
+    "%s\n</tools>\n\n"
     "To call a function, write its name and its arguments as a JSON object between these tags, "
     "one pair of tags for each call:\n"
     '<tool_call>\n{"name": "<name of the function>", "arguments": {<its arguments>}}\n</tool_call>\n'
@@ -61,14 +63,13 @@ def with_short_ids(messages: Sequence[Message]) -> list[Message]:
     num_calls = 0
     for message in messages:
         if calls := message.get("tool_calls"):
-            ids = [_short(call.get("id") or f"call {num_calls + index}") for index, call in enumerate(calls)]
+            calls = [{**call, "id": _short(call.get("id") or f"call {i}")} for i, call in enumerate(calls, num_calls)]
             num_calls += len(calls)
-            waiting = deque(ids)
-            message = {**message, "tool_calls": [{**call, "id": one} for call, one in zip(calls, ids, strict=True)]}
+            waiting = deque(call["id"] for call in calls)
+            message = {**message, "tool_calls": calls}
         elif message["role"] == "tool":
-            given = message.get("tool_call_id")
-            following = waiting.popleft() if waiting else _short("none")
-            message = {**message, "tool_call_id": _short(given) if given else following}
+            following = waiting.popleft() if waiting else "none"
+            message = {**message, "tool_call_id": _short(message.get("tool_call_id") or following)}
         written.append(message)
     return written
 
@@ -87,21 +88,16 @@ def plain_tools(
     that follow each other are one user message. Without tools only the history is rewritten.
     """
     plain: list[Message] = []
-    in_results = False
-    for message in messages:
-        is_result = message["role"] == "tool"
-        if not is_result:
-            plain.append(_with_plain_calls(message))
-        elif in_results:
-            plain[-1]["content"] += "\n" + _result(message)
+    for are_results, group in itertools.groupby(messages, lambda message: message["role"] == "tool"):
+        if are_results:
+            plain.append({"role": "user", "content": "\n".join(map(_result, group))})
         else:
-            plain.append({"role": "user", "content": _result(message)})
-        in_results = is_result
+            plain += map(_with_plain_calls, group)
     return _describe(plain, tools, system_role=system_role) if tools else plain
 
 
 def _describe(messages: list[Message], tools: Sequence[Mapping[str, Any]], *, system_role: bool) -> list[Message]:
-    description = _HEADER + "\n".join(_json(tool) for tool in tools) + _FOOTER
+    description = _DESCRIPTION % "\n".join(map(json_text, tools))
     first = messages[0] if messages else {"role": "", "content": ""}
     if first["role"] == "system":
         content = f"{first['content']}\n\n{description}" if first["content"] else description
@@ -123,13 +119,9 @@ def _with_plain_calls(message: Message) -> Message:
 
 def _call(call: Mapping[str, Any]) -> str:
     name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
-    text = arguments if isinstance(arguments, str) else _json(arguments)
-    return f'<tool_call>\n{{"name": {_json(name)}, "arguments": {text}}}\n</tool_call>'
+    text = arguments if isinstance(arguments, str) else json_text(arguments)
+    return f'<tool_call>\n{{"name": {json_text(name)}, "arguments": {text}}}\n</tool_call>'
 
 
 def _result(message: Message) -> str:
     return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -41,14 +41,10 @@ class Reader:
     """One text, which is read from its beginning to its end. Subclasses add the pieces."""
 
     def __init__(self) -> None:
-        self._text = ""
-        """What has come and was not read before the latest piece."""
-        self._at = 0
-        """How many characters of it have been read."""
-        self._ended = False
-        """Whether no more will come."""
-        self._is_cut = False
-        """Whether more was meant to come behind the end."""
+        self._text = ""  # the latest piece, and what was not read of those before
+        self._at = 0  # characters of it that have been read
+        self._ended = False  # no more will come
+        self._is_cut = False  # more was meant to come
         self._held: list[str] | None = None
 
     @property
@@ -119,6 +115,13 @@ class Reader:
         """Read white space."""
         yield from self.span(_SPACES, drop)
 
+    def token(self, *options: str) -> Wait[str]:
+        """Read and return the option that comes next, as `literal` does, and the white space around it."""
+        yield from self.spaces()
+        found = yield from self.literal(*options)
+        yield from self.spaces()
+        return found
+
     def word(self, run: re.Pattern[str]) -> Wait[str]:
         """Read as `span` does, and return it in one piece."""
         pieces: list[str] = []
@@ -161,8 +164,6 @@ class Reader:
         """
         closing: list[str] = []
         while True:
-            if closing:
-                yield from self.span(notation.plain, sink)
             character = yield from self.peek()
             if character and character in notation.quotes:
                 if not (yield from self.string(sink, notation)):
@@ -170,16 +171,22 @@ class Reader:
             elif character in _CLOSING:
                 closing.append(_CLOSING[character])
                 sink(self.take())
-            elif closing:
-                if character != closing.pop():
-                    return False
-                sink(self.take())
-            else:
+            elif not closing:
                 word = yield from self.word(_WORD)
                 sink(word)
                 return bool(word)
+            elif character == closing.pop():
+                sink(self.take())
+            else:
+                return False
             if not closing:
                 return True
+            yield from self.span(notation.plain, sink)
+
+    def value_text(self, notation: Notation) -> Wait[str]:
+        """Read one value and return its text, or "" where it breaks off."""
+        pieces: list[str] = []
+        return "".join(pieces) if (yield from self.value(pieces.append, notation)) else ""
 
     def string(self, sink: Sink, notation: Notation) -> Wait[bool]:
         """Read a string, quotes included. Raw control characters, which JSON forbids in strings, are escaped there.
@@ -216,15 +223,20 @@ def _escape(match: re.Match[str]) -> str:
     return json.dumps(match[0])[1:-1]
 
 
-def json_value(text: str) -> Any:
-    """The value of JSON text. Raises ValueError for what is none, or a string that no UTF-8 can hold."""
+def json_text(value: Any) -> str:
+    """JSON text with other characters than ASCII's as they are, as models write it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def unpacked(text: str) -> str | None:
+    """A JSON string's content, "" for null, any other value's text, and None for what is no JSON or no UTF-8."""
     try:
         value = json.loads(text, strict=False, parse_constant=_refuse)
-    except RecursionError as error:
-        raise ValueError("too deep") from error
-    if isinstance(value, str):
-        value.encode()
-    return value
+        content = value if isinstance(value, str) else "" if value is None else text
+        content.encode()
+    except (ValueError, RecursionError):
+        return None
+    return content
 
 
 def literal_as_json(text: str) -> str:

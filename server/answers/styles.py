@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from server.answers.calls import JsonToolParser, MistralToolParser, PythonToolParser, ToolStyle, short_id
 from server.answers.parser import ReasoningParser
@@ -91,34 +91,32 @@ REASONING_PARSERS = (
 )
 
 
-def detect_tools(template: str) -> ToolStyle | None:
-    """The style that the template teaches, if it prints a request's tools and teaches one that is read here."""
-    if _UNREAD in template or not re.search(r"\{[{%][^{}]*\btools\b", template):
-        return None
-    return next((style for style in TOOL_STYLES.values() if re.search(style.sign, template, re.DOTALL)), None)
+class AnswerStyle:
+    """What a chat template's source says of the model's answers, and what it takes."""
 
+    def __init__(self, template: str, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> None:
+        """The two parsers are the settings of `ServerConfig`.
 
-def detect_reasoning(template: str) -> ReasoningParser | None:
-    """By the closing marker: templates cut earlier reasoning off there, and some never write the opening one."""
-    return next((parser for parser in REASONING_PARSERS if parser.closing in template), None)
+        Templates that teach no tool style get the Hermes style, which `plain_tools` describes.
+        """
+        prints_tools = _UNREAD not in template and re.search(r"\{[{%][^{}]*\btools\b", template)
+        styles = TOOL_STYLES.values() if prints_tools else ()
+        taught = next((style for style in styles if re.search(style.sign, template, re.DOTALL)), None)
+        self.tools = (taught or HERMES) if tool_call_parser == "auto" else TOOL_STYLES[tool_call_parser]
+        # templates cut earlier reasoning off at the closing marker, and some never write the opening one
+        detected = next((parser for parser in REASONING_PARSERS if parser.closing in template), None)
+        self.reasoning = {"auto": detected, "none": None, "think": THINK}[reasoning_parser]
+        self.knows_tools = taught is not None
+        """Whether the template prints tools, calls and their results itself."""
+        self.knows_developers = "developer" in template
+        """Whether the template has a role of that name."""
+        self.takes_system_messages = "System role not supported" not in template
+        self.takes_one_call = re.search(r"tool_calls\s*\|\s*length\s*[=!>]=?\s*1\b", template) is not None
+        """Whether the template refuses messages with several calls."""
+        self.takes_short_ids = re.search(r"length\s*!=\s*9\b", template) is not None
+        """Whether the template refuses ids of calls that are not nine letters or digits."""
 
-
-class AnswerStyle(NamedTuple):
-    """What a chat template says of the model's answers, and what it takes."""
-
-    tools: ToolStyle
-    reasoning: ReasoningParser | None
-    knows_tools: bool
-    """The template prints tools, calls and their results itself."""
-    knows_developers: bool
-    """The template has a role of that name."""
-    takes_system_messages: bool
-    takes_one_call: bool
-    """The template refuses messages with several calls."""
-    takes_short_ids: bool
-    """The template refuses ids of calls that are not nine letters or digits."""
-
-    def messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    def messages(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Sequence[Message]:
         """The conversation in the roles and fields that the template has."""
         if not self.knows_developers:
             messages = [
@@ -128,22 +126,7 @@ class AnswerStyle(NamedTuple):
         if not self.knows_tools and (tools or has_calls):
             return plain_tools(messages, tools, system_role=self.takes_system_messages)
         messages = one_call_each(messages) if self.takes_one_call else messages
-        return list(with_short_ids(messages) if self.takes_short_ids else messages)
+        return with_short_ids(messages) if self.takes_short_ids else messages
 
 
-@lru_cache(maxsize=64)
-def style_of(template: str, tool_call_parser: str = "auto", reasoning_parser: str = "auto") -> AnswerStyle:
-    """Read the template's source; the two settings are those of `ServerConfig`.
-
-    Templates that teach no tool style get the Hermes style, which `plain_tools` describes.
-    """
-    taught = detect_tools(template)
-    return AnswerStyle(
-        tools=(taught or HERMES) if tool_call_parser == "auto" else TOOL_STYLES[tool_call_parser],
-        reasoning={"auto": detect_reasoning(template), "none": None, "think": THINK}[reasoning_parser],
-        knows_tools=taught is not None,
-        knows_developers="developer" in template,
-        takes_system_messages="System role not supported" not in template,
-        takes_one_call=re.search(r"tool_calls\s*\|\s*length\s*[=!>]=?\s*1\b", template) is not None,
-        takes_short_ids=re.search(r"length\s*!=\s*9\b", template) is not None,
-    )
+style_of = lru_cache(maxsize=64)(AnswerStyle)

@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from server.answers.calls import JsonToolParser
-from server.answers.reader import Sink, Wait, literal_as_json
+from server.answers.reader import Sink, Wait, json_text, literal_as_json
 
 _NAME = re.compile(r"[^<>\s]+")
 _END = "</parameter>"
@@ -52,9 +52,9 @@ class XmlToolParser(JsonToolParser):
             if ended:
                 answer.add_arguments("{}" if before == "{" else "}")
                 return True
-            answer.add_arguments(f"{before}{_json(parameter)}: ")
+            answer.add_arguments(f"{before}{json_text(parameter)}: ")
             before = ", "
-            yield from self._read_value(_Schema(self.functions.get(name), parameter))
+            yield from self._read_value(*_types_and_choices(self.functions.get(name), parameter))
 
     def _read_parameter_name(self) -> Wait[str]:
         answer = self.answer
@@ -63,18 +63,19 @@ class XmlToolParser(JsonToolParser):
         name = yield from answer.word(_NAME)
         return name if (yield from answer.literal(">")) else ""
 
-    def _read_value(self, schema: "_Schema") -> Wait[None]:
+    def _read_value(self, types: set[str], choices: dict[str, str]) -> Wait[None]:
         """Read a parameter's value. One line break at each end belongs to the elements."""
         answer = self.answer
         yield from answer.literal("\n")
-        if schema.is_text:
+        if types <= {"string"} and not choices:
             answer.add_arguments('"')
-            ended = yield from self._read_text(lambda text: answer.add_arguments(_json(text)[1:-1]))
+            ended = yield from self._read_text(lambda text: answer.add_arguments(json_text(text)[1:-1]))
             answer.add_arguments('"' if ended else "")
             return
         pieces: list[str] = []
         if (yield from self._read_text(pieces.append)):
-            answer.add_arguments(schema.as_json("".join(pieces)))
+            text = "".join(pieces)
+            answer.add_arguments(choices.get(text.strip()) or _as_json(text, types))
 
     def _read_text(self, sink: Sink) -> Wait[bool]:
         """Read a value's text. Returns whether its closing tag has come, or what may only come behind it."""
@@ -89,45 +90,38 @@ class XmlToolParser(JsonToolParser):
         return False
 
 
-class _Schema:
-    """What a function's schema, which nobody has checked, says of one parameter."""
+def _types_and_choices(function: Any, parameter: str) -> tuple[set[str], dict[str, str]]:
+    """JSON types, and values as written in an element and in JSON, that a function's schema has for a parameter.
 
-    def __init__(self, function: Any, parameter: str) -> None:
-        properties = function.get("properties") if isinstance(function, dict) else None
-        found = properties.get(parameter) if isinstance(properties, dict) else None
-        schema: dict[str, Any] = found if isinstance(found, dict) else {}
-        options = [schema, *_items(schema.get("anyOf")), *_items(schema.get("oneOf"))]
-        named = [option.get("type") for option in options if isinstance(option, dict)]
-        self.types = {one for name in named for one in (name, *_items(name)) if isinstance(one, str)}
-        """JSON types that the schema names."""
-        if "$ref" in schema:
-            self.types.add("object")
-        values = [*_items(schema.get("enum")), *([schema["const"]] if "const" in schema else ())]
-        written = [(value, _json(value)) for value in values]
-        self.choices = {value if isinstance(value, str) else text: text for value, text in written}
-        """Values that the schema enumerates: their text in an element, and as JSON."""
+    Nobody has checked the schema.
+    """
+    schema = _member(_member(function, "properties"), parameter)
+    options = [schema, *_items(_member(schema, "anyOf")), *_items(_member(schema, "oneOf"))]
+    named = [_member(option, "type") for option in options]
+    types = {one for name in named for one in (name, *_items(name)) if isinstance(one, str)}
+    if _member(schema, "$ref"):
+        types.add("object")
+    values = [
+        *_items(_member(schema, "enum")),
+        *([schema["const"]] if isinstance(schema, dict) and "const" in schema else ()),
+    ]
+    choices = {value if isinstance(value, str) else json_text(value): json_text(value) for value in values}
+    return types, choices
 
-    @property
-    def is_text(self) -> bool:
-        return self.types <= {"string"} and not self.choices
 
-    def as_json(self, text: str) -> str:
-        """The value that the text denotes, if the schema allows one that is no string and it is such, else the text."""
-        stripped = text.strip()
-        if stripped in self.choices:
-            return self.choices[stripped]
-        try:
-            value = literal_as_json(stripped)
-        except ValueError:
-            return _json(text)
-        if "string" in self.types and self.types.isdisjoint(_TYPES.get(type(json.loads(value)), "").split()):
-            return _json(text)
-        return value
+def _member(value: Any, key: str) -> Any:
+    return value.get(key) if isinstance(value, dict) else None
+
+
+def _as_json(text: str, types: set[str]) -> str:
+    """The value that the text denotes, if the types allow one that is no string and it is such, else the text."""
+    try:
+        value = literal_as_json(text.strip())
+    except ValueError:
+        return json_text(text)
+    is_text = "string" in types and types.isdisjoint(_TYPES.get(type(json.loads(value)), "").split())
+    return json_text(text) if is_text else value
 
 
 def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
 from engine.bundled import BUNDLED
-from server.answers.styles import detect_reasoning
+from server.answers.styles import style_of
 from server.parsing import BodyParser, ignored_header
 from server.protocol.ollama import (
     OllamaDetails,
@@ -108,7 +108,7 @@ async def _capabilities(serving: Serving) -> list[str]:
     found = ["completion"]
     if template is not None:
         found.append("tools")
-        if detect_reasoning(template) is not None:
+        if style_of(template).reasoning is not None:
             found.append("thinking")
     try:
         await serving.engine.encode_infill("", "")

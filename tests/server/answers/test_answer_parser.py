@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from server.answers.delta import Answer, DeltaMessage
 from server.answers.parser import AnswerParser
-from server.answers.styles import REASONING_PARSERS, THINK, TOOL_STYLES, ReasoningParser, ToolStyle, detect_reasoning
+from server.answers.styles import REASONING_PARSERS, THINK, TOOL_STYLES, ReasoningParser, ToolStyle, style_of
 
 FUNCTIONS = {"f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}, "g": {}}
 FRAGMENTS = [
@@ -208,5 +208,5 @@ def test_the_closing_marker_in_a_template_tells_the_style() -> None:
         template = (
             "{% if '" + style.closing + "' in content %}{{ content.split('" + style.closing + "')[-1] }}{% endif %}"
         )
-        assert detect_reasoning(template) is style
-    assert detect_reasoning("{{ messages[0].content }}<think>") is None
+        assert style_of(template).reasoning is style
+    assert style_of("{{ messages[0].content }}<think>").reasoning is None
