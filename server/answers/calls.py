@@ -79,6 +79,8 @@ class ToolParser:
         self.only_calls = only_calls
         self.is_bare = False
         """Whether ordinary text may begin with the latest marker."""
+        self.begun = False
+        """Whether what is read is a call."""
 
     def read(self) -> Wait[None]:
         """Read the answer to its end."""
@@ -104,7 +106,10 @@ class ToolParser:
         """Read the calls behind a marker. Text held at the end was none, unless this returns True."""
         answer, closing = self.answer, self.style.closing
         in_list = yield from answer.token("[")
-        while (yield from self.read_call()):
+        while True:
+            self.begun = False
+            if not (yield from self.read_call()):
+                return False
             answer.hold()
             yield from answer.token(",", ";")
             yield from answer.span(_BRACES, drop)  # one too many is a common slip
@@ -117,8 +122,7 @@ class ToolParser:
             if (yield from answer.literal(*closing, or_end=True)) or in_brackets:
                 return True
             if not self.beginning.match((yield from answer.peek())):
-                break
-        return False
+                return False
 
     def read_call(self) -> Wait[bool]:
         """Read one call to its end. Returns False where there is none, or it breaks off."""
@@ -127,6 +131,14 @@ class ToolParser:
     def is_offered(self, name: str) -> bool:
         """Whether a call of the function is meant as one."""
         return bool(name) and (not self.is_bare or name in self.functions)
+
+    def add(self, name: str, arguments: str) -> None:
+        """Add to the arguments of a call of the function, which begins with them."""
+        if not self.begun:
+            self.begun = True
+            self.answer.begin_call(name)
+        if arguments:
+            self.answer.add_arguments(arguments)
 
 
 class JsonToolParser(ToolParser):
@@ -140,33 +152,30 @@ class JsonToolParser(ToolParser):
     _name: str | None
     _early: list[str] | None
     """Arguments that came before the name."""
-    _begun: bool
 
     def read_call(self) -> Wait[bool]:
         """Read an object. Returns whether a call has begun; then it is over."""
-        self._begun = False
-        return (yield from self._read_object(is_inner=False))
+        return (yield from self._read_object())
 
-    def _read_object(self, *, is_inner: bool) -> Wait[bool]:
+    def _read_object(self, is_inner: bool = False) -> Wait[bool]:
         answer = self.answer
         self._name = self._early = None
         more = yield from answer.token("{")
         while more:
             if (yield from answer.literal("}")):
-                self._begin("".join(self._early or ["{}"]))
-                break
+                return self._begin("".join(self._early or ["{}"]))
             if not (yield from self._read_entry(is_inner)):
                 break
             more = (yield from answer.token(",")) or (yield from answer.peek())
-        return self._begun
+        return self.begun
 
     def _read_entry(self, is_inner: bool) -> Wait[bool]:
         answer = self.answer
         key = yield from self._read_string()
         colon = yield from answer.token(":")
-        if not colon or not (self._begun or key in _KEYS):
+        if not colon or not (self.begun or key in _KEYS):
             return False
-        if self._begun:
+        if self.begun:
             return (yield from answer.value(drop, JSON))
         if key == "function" and not is_inner and (yield from answer.peek()) == "{":
             return (yield from self._read_object(is_inner=True))
@@ -196,13 +205,10 @@ class JsonToolParser(ToolParser):
         return unpacked((yield from self.answer.value_text(JSON)))
 
     def _begin(self, arguments: str) -> bool:
-        """Begin the call, if it is one, and return whether it has begun."""
-        if not self._begun and self._name is not None and self.is_offered(self._name):
-            self._begun = True
-            self.answer.begin_call(self._name)
-            if arguments:
-                self.answer.add_arguments(arguments)
-        return self._begun
+        """Begin the call, if it is one and has not begun, and return whether it has."""
+        if not self.begun and self._name is not None and self.is_offered(self._name):
+            self.add(self._name, arguments)
+        return self.begun
 
 
 class MistralToolParser(JsonToolParser):
@@ -219,7 +225,7 @@ class MistralToolParser(JsonToolParser):
         yield from answer.spaces()
         if (yield from answer.peek()) != "{":
             return False
-        answer.begin_call(name)
+        self.add(name, "")
         yield from answer.value(answer.add_arguments, JSON)
         return True
 
@@ -239,19 +245,13 @@ class PythonToolParser(ToolParser):
         opened = yield from answer.literal("(")
         if not opened or not self.is_offered(name):
             return False
-        before = "{"
         yield from answer.spaces()
         while not (yield from answer.literal(")")):
             argument = yield from self._read_argument()
             if not argument:
                 return False
-            if before == "{":
-                answer.begin_call(name)
-            answer.add_arguments(before + argument)
-            before = ", "
-        if before == "{":
-            answer.begin_call(name)
-        answer.add_arguments("{}" if before == "{" else "}")
+            self.add(name, (", " if self.begun else "{") + argument)
+        self.add(name, "}" if self.begun else "{}")
         return True
 
     def _read_argument(self) -> Wait[str]:

@@ -46,18 +46,12 @@ def answer_grammar(
     Raises `InvalidRequest`.
     """
     passed_over = [] if passed_over is None else passed_over
-    answer: Format | None
-    if content is None or (tools and choice == "required"):
-        answer = _calls(style, tools, choice, parallel, passed_over)
-    else:
-        calls = None if choice == "none" else _calls(style, tools, "required", parallel, passed_over)
-        if calls is None and reasoning is None:
+    must_fit = "required" if content is not None and choice == "auto" else choice
+    answer = _calls(style, tools, must_fit, parallel, passed_over)
+    if content is not None and (answer is None or choice != "required"):
+        if answer is None and reasoning is None:
             return content
-        try:
-            answer = _content(content)
-        except ValueError as error:
-            raise InvalidRequest(f"not JSON: {error}", param="structured") from error
-        answer = answer if calls is None else _either(answer, calls)
+        answer = _content(content) if answer is None else _either(_content(content), answer)
     if answer is None:
         return None
     if reasoning is not None:
@@ -79,18 +73,25 @@ def _content(structured: StructuredOutput) -> Format:
     if kind == "json_object":
         return _value({"type": "object"})
     if kind == "json_schema":
-        return _value(json.loads(source))
+        return _value(_parsed(source))
     if kind == "choice":
         return _either(*map(_text, json.loads(source)))
     if kind == "regex":
         return {"type": "regex", "pattern": source}
     if kind == "grammar":
         return {"type": "grammar", "grammar": source}
-    tag = json.loads(source)
+    tag = _parsed(source)
     if not isinstance(tag, dict):
         raise InvalidRequest("a structural tag is a JSON object", param="structured")
     inner: Format = tag.get("format", tag)
     return inner
+
+
+def _parsed(source: str) -> Any:
+    try:
+        return json.loads(source)
+    except ValueError as error:
+        raise InvalidRequest(f"not JSON: {error}", param="structured") from error
 
 
 def _calls(

@@ -1,12 +1,6 @@
-"""Calls with an element for each argument, as Qwen3-Coder writes them.
+"""Calls with an element for each argument, as Qwen3-Coder writes them, with line breaks between all of these:
 
-<tool_call>
-<function=name>
-<parameter=city>
-Paris
-</parameter>
-</function>
-</tool_call>
+<tool_call> <function=name> <parameter=city> Paris </parameter> </function> </tool_call>
 """
 
 import json
@@ -40,21 +34,14 @@ class XmlToolParser(JsonToolParser):
         closed = yield from answer.literal(">")
         if not closed or not self.is_offered(name):
             return False
-        before = "{"
-        while True:
-            yield from answer.spaces()
-            parameter = yield from self._read_parameter_name()
-            ended = not parameter and (yield from answer.literal("</function>", or_end=True))
-            if not parameter and not ended:
-                return before != "{"
-            if before == "{":
-                answer.begin_call(name)
-            if ended:
-                answer.add_arguments("{}" if before == "{" else "}")
-                return True
-            answer.add_arguments(f"{before}{json_text(parameter)}: ")
-            before = ", "
+        yield from answer.spaces()
+        while parameter := (yield from self._read_parameter_name()):
+            self.add(name, (", " if self.begun else "{") + json_text(parameter) + ": ")
             yield from self._read_value(*_types_and_choices(self.functions.get(name), parameter))
+            yield from answer.spaces()
+        if (yield from answer.literal("</function>", or_end=True)):
+            self.add(name, "}" if self.begun else "{}")
+        return self.begun
 
     def _read_parameter_name(self) -> Wait[str]:
         answer = self.answer

@@ -10,9 +10,10 @@ MAX_DEPTH = 100
 
 
 def tool_input(arguments: str) -> dict[str, Any]:
-    """The object that the text denotes. What denotes none, because an answer was cut or its model erred, is not lost:
+    """The object that the text denotes.
 
-    it stands as text under INVALID_JSON, the key that Anthropic's documentation has for it.
+    A text that denotes none, because an answer was cut or its model erred, stands as it is under INVALID_JSON, the key
+    that Anthropic's documentation has for it.
     """
     try:
         value = json.loads(arguments)
@@ -37,6 +38,7 @@ def arguments_in_history(given: Any, where: str, param: str) -> dict[str, Any]:
 
 
 def json_text(value: Any, where: str, param: str) -> str:
+    """The value as JSON text. Raises `InvalidRequest` naming it where it is nested too deeply."""
     if _is_too_deep(value):
         raise InvalidRequest(f"{where} is nested too deeply", param=param)
     return json.dumps(value, ensure_ascii=False)
@@ -45,11 +47,8 @@ def json_text(value: Any, where: str, param: str) -> str:
 def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [inner for outer in level if isinstance(outer, dict | list) for inner in _children(outer)]
+        children = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [inner for outer in children for inner in outer]
         if not level:
             return False
     return True
-
-
-def _children(value: dict[str, Any] | list[Any]) -> Any:
-    return value.values() if isinstance(value, dict) else value

@@ -12,12 +12,15 @@ NOT_TEXT = {
     **dict.fromkeys(("video", "input_video", "video_url"), "video"),
     **dict.fromkeys(("resource", "resource_link", "tool_reference", "container_upload"), "resource"),
 }
-"""Types of parts that a model of texts cannot read, and what is told of them."""
+"""Types of parts that a model of texts cannot read, and the word that the model reads in place of each."""
 
 
 def result_text(content: Any, where: str, param: str, passed_over: list[str]) -> str:
-    """The text, or those of all parts joined by line breaks. Parts that are no text leave a word in their place, and
-    are added to `passed_over`. Raises `InvalidRequest` naming the part."""
+    """The text, or the texts of all parts joined by line breaks.
+
+    Parts that are no text leave a word in their place, and are added to `passed_over`. Raises `InvalidRequest` naming
+    the part.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):

@@ -32,8 +32,10 @@ def offered(
     types: Sequence[str | None] = ("function",),
     where: str = "tools",
 ) -> list[Tool]:
-    """The tools of these types as `convert` makes them of each and its place; what is left out is added to
-    `passed_over`. Raises `InvalidRequest` as `convert` does."""
+    """The tools of these types, as `convert` makes them of each tool and its place in the request.
+
+    What is left out is added to `passed_over`. Raises `InvalidRequest` as `convert` does.
+    """
     tools = []
     for index, tool in enumerate(given or []):
         place, kind = f"{where}[{index}]", tool.get("type")
@@ -47,7 +49,7 @@ def offered(
 
 
 def tool_of(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    """A function of a chat as templates print it."""
+    """The tool, which is a function of a chat as templates print it. Raises `InvalidRequest` naming what is wrong."""
     function = tool.get("function")
     if tool.get("type") != "function" or not isinstance(function, dict):
         raise InvalidRequest(f"{where} must have a type and a function", param="tools")
