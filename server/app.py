@@ -13,18 +13,19 @@ from starlette.routing import Match, Route
 from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
-from server import admin, tokenization
+from server import admin, token_generation, tokenization
 from server.documented import DEFINITIONS
 from server.errors import error_response
 from server.metrics.ledger import RECORD
 from server.middleware import Admission, Paths, RequestMiddleware
+from server.openai import chat, completions
 from server.operation import Operation, routes_of
 from server.page import PageFiles
 from server.route_table import operations
 from server.serving import Serving
 from server.version import version
 
-ROUTERS = (admin.router, tokenization.router)
+ROUTERS = (chat.router, completions.router, token_generation.router, tokenization.router, admin.router)
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> FastAPI:

@@ -14,9 +14,9 @@ from server.answers.delta import Answer, DeltaMessage
 from server.answers.grammar import Choice, answer_grammar
 from server.answers.parser import AnswerParser, ReasoningParser
 from server.answers.styles import AnswerStyle, style_of
-from server.convert.sampling import fitted, sampling_params, truncated
 from server.field_names import FieldNames, naming
 from server.generation import Generation, Prompt
+from server.sampling import fitted, sampling_params, truncated
 from server.serving import Serving
 
 

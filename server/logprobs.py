@@ -3,14 +3,63 @@
 import codecs
 from collections.abc import Callable, Sequence
 
+from typing_extensions import TypedDict
+
 from engine.messages import TokenLogprobs
 from engine.text.tokenizer import Tokenizer
-from server.protocol.chat import ChatLogprobs, TokenLogprob, TopLogprob
-from server.protocol.common import PromptLogprob, PromptLogprobs
-from server.protocol.completions import CompletionLogprobs
 
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot write."""
+
+
+class TopLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class PromptLogprob(TypedDict):
+    logprob: float
+    rank: int | None
+    """1 for the likeliest."""
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of the prompt: the token itself and the likeliest ones by id; null for the first."""
+
+
+class CompletionLogprobs(TypedDict):
+    """Four lists with one entry per token: those of the prompt too, with `echo`."""
+
+    tokens: list[str]
+    """Texts; `bytes:\\xe2\\x80` for a part of a character."""
+    token_logprobs: list[float | None]
+    """Null for the first token of an echoed prompt, which nothing predicts."""
+    top_logprobs: list[dict[str, float] | None]
+    """Likeliest tokens as `tokens` writes them; where ids share a text, the chosen or the likeliest has it, others are
+    `token_id:7`."""
+    text_offset: list[int]
+    """Characters that are complete before the token; the first token of the text begins at 0."""
+
+
+def joined(first: CompletionLogprobs, later: CompletionLogprobs) -> CompletionLogprobs:
+    return {
+        "tokens": first["tokens"] + later["tokens"],
+        "token_logprobs": first["token_logprobs"] + later["token_logprobs"],
+        "top_logprobs": first["top_logprobs"] + later["top_logprobs"],
+        "text_offset": first["text_offset"] + later["text_offset"],
+    }
+
 
 Spelling = Callable[[int], str]
 _spelling_by_id: Spelling = "token_id:{}".format
@@ -34,22 +83,26 @@ class CompletionTokens:
 
     def logprobs(self, positions: Sequence[TokenLogprobs]) -> CompletionLogprobs:
         """The next tokens of the choice. The chosen token is among the top ones."""
-        result = CompletionLogprobs([], [], [], [])
-        for position in positions:
-            result.tokens.append(self._spell(position.token_id))
-            result.token_logprobs.append(max(LOWEST, position.logprob))
-            result.top_logprobs.append(self._top(position))
-            result.text_offset.append(self._begin(position.token_id))
-        return result
+        return {
+            "tokens": [self._spell(position.token_id) for position in positions],
+            "token_logprobs": [max(LOWEST, position.logprob) for position in positions],
+            "top_logprobs": [self._top(position) for position in positions],
+            "text_offset": [self._begin(position.token_id) for position in positions],
+        }
 
     def echoed(
         self, prompt_token_ids: Sequence[int], positions: Sequence[TokenLogprobs], count: int
     ) -> CompletionLogprobs:
         """The tokens of a prompt. Nothing predicts the first; `positions` are the others', with `count` top ones."""
         token_id = prompt_token_ids[0]
-        first = CompletionLogprobs([self._spell(token_id)], [None], [None], [self._begin(token_id)])
+        first: CompletionLogprobs = {
+            "tokens": [self._spell(token_id)],
+            "token_logprobs": [None],
+            "top_logprobs": [None],
+            "text_offset": [self._begin(token_id)],
+        }
         rest = [TokenLogprobs(one.token_id, one.logprob, one.top[:count]) for one in positions]
-        return first.joined(self.logprobs(rest))
+        return joined(first, self.logprobs(rest))
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
         """Likeliest first, each id once. Of ids with one spelling the chosen or else the likeliest has it."""
@@ -89,7 +142,11 @@ def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], co
         ranked.setdefault(position.token_id, (position.logprob, position.rank))
         result.append(
             {
-                str(token_id): PromptLogprob(max(LOWEST, logprob), rank, _text(tokenizer.token_bytes(token_id)))
+                str(token_id): {
+                    "logprob": max(LOWEST, logprob),
+                    "rank": rank,
+                    "decoded_token": _text(tokenizer.token_bytes(token_id)),
+                }
                 for token_id, (logprob, rank) in ranked.items()
             }
         )
@@ -97,15 +154,14 @@ def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], co
 
 
 def chat_logprobs(spell: Spelling, tokenizer: Tokenizer, positions: Sequence[TokenLogprobs]) -> ChatLogprobs:
-    content = []
-    for position in positions:
-        top = [
-            TopLogprob(spell(token_id), max(LOWEST, logprob), list(tokenizer.token_bytes(token_id)))
-            for token_id, logprob in position.top
-        ]
-        raw = list(tokenizer.token_bytes(position.token_id))
-        content.append(TokenLogprob(spell(position.token_id), max(LOWEST, position.logprob), raw, top))
-    return ChatLogprobs(content)
+    def written(token_id: int, logprob: float) -> TopLogprob:
+        raw = list(tokenizer.token_bytes(token_id))
+        return {"token": spell(token_id), "logprob": max(LOWEST, logprob), "bytes": raw}
+
+    content: list[TokenLogprob] = [
+        {**written(one.token_id, one.logprob), "top_logprobs": [written(*top) for top in one.top]} for one in positions
+    ]
+    return {"content": content, "refusal": None}
 
 
 def _text(data: bytes) -> str:

@@ -7,15 +7,9 @@ from server.convert.pooling import input_prompts
 from server.operation import Operation
 from server.protocol.answers import (
     RESPONSE_EVENTS,
-    ChatAnswer,
-    ChatChunk,
-    CompletionAnswer,
-    CompletionChunk,
     OllamaChatAnswer,
     OllamaGenerateAnswer,
 )
-from server.protocol.chat import ChatRequest
-from server.protocol.completions import CompletionRequest
 from server.protocol.live import Live
 from server.protocol.llama_cpp import (
     InfillRequest,
@@ -56,15 +50,6 @@ from server.protocol.response_items import ItemList
 from server.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
 from server.protocol.responses import Response as ResponseSnapshot
 from server.protocol.timelines import RequestTimeline
-from server.protocol.token_generation import (
-    TextChunk,
-    TextGeneration,
-    TokenChunk,
-    TokenGeneration,
-    TokenGenerationRequest,
-)
-from server.routes.chat import ChatRoute
-from server.routes.completions import CompletionsRoute
 from server.routes.live import LiveRoute
 from server.routes.llama_cpp import NativeRoute, props, slots
 from server.routes.messages import CountTokensRoute, MessagesRoute
@@ -74,7 +59,6 @@ from server.routes.ollama_models import PullRoute, ShowRoute, api_version, list_
 from server.routes.pooling import embeddings, pooling, rerank, rerank_prompts, score, score_prompts
 from server.routes.responses import ResponsesRoutes
 from server.routes.telemetry import metrics, request_timeline
-from server.routes.token_generation import TokenGenerationRoute
 from server.routes.whole import whole
 
 
@@ -94,39 +78,12 @@ def _generating(config: ServerConfig) -> list[Operation]:
     return [
         Operation(
             "POST",
-            "/v1/completions",
-            CompletionsRoute(config),
-            "Continue prompts",
-            body=CompletionRequest,
-            answers=(CompletionAnswer,),
-            events=(CompletionChunk,),
-        ),
-        Operation(
-            "POST",
-            "/v1/chat/completions",
-            ChatRoute(config),
-            "Answer a chat",
-            body=ChatRequest,
-            answers=(ChatAnswer,),
-            events=(ChatChunk,),
-        ),
-        Operation(
-            "POST",
             "/v1/messages",
             MessagesRoute(config),
             "Answer a chat, in Anthropic's form",
             body=MessagesRequest,
             answers=(Message,),
             events=(MessageEvent,),
-        ),
-        Operation(
-            "POST",
-            "/inference/v1/generate",
-            TokenGenerationRoute(config),
-            "Continue a prompt: token ids in, token ids out",
-            body=TokenGenerationRequest,
-            answers=(TokenGeneration, TextGeneration),
-            events=(TokenChunk, TextChunk),
         ),
     ]
 

@@ -11,9 +11,9 @@ from configs.errors import InvalidRequest
 from engine.input_processor import RenderedChat
 from server.bodies import BodyRoute, ModelRequest, ParsedRequest, Unsupported, one_of
 from server.chat import render
-from server.convert.chat import chat_of
 from server.errors import error_statuses
-from server.protocol.chat import ChatRequest
+from server.openai.chat import ChatRequest, chat_of
+from server.openai.messages import Messages, Tool
 from server.serving import Serving, ServingOf
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
@@ -22,7 +22,7 @@ router = APIRouter(route_class=BodyRoute, responses=error_statuses())
 class ChatPromptFields(ModelRequest):
     """What decides a chat's prompt."""
 
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool | None = None
     """End the prompt with the header of an assistant message (default: unless continue_final_message)."""
     continue_final_message: bool | None = None
@@ -31,7 +31,7 @@ class ChatPromptFields(ModelRequest):
     """Jinja source to be used instead of the model's."""
     chat_template_kwargs: dict[str, Any] | None = None
     """Variables for the chat template."""
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     mm_processor_kwargs: Annotated[Any, Unsupported(({},))] = None
     media_io_kwargs: Annotated[Any, Unsupported(({},))] = None
 
@@ -165,7 +165,7 @@ def _piece(data: bytes) -> str | list[int]:
 class ChatPrompt(Protocol):
     """Fields of a body that decide a chat's prompt."""
 
-    messages: list[dict[str, Any]] | None
+    messages: Any
     continue_final_message: bool | None
     chat_template: str | None
     chat_template_kwargs: dict[str, Any] | None
@@ -186,12 +186,12 @@ async def rendered_chat(
     body: ChatPrompt,
     *,
     add_generation_prompt: bool | None,
-    tools: list[dict[str, Any]] | None = None,
+    tools: Any = None,
     special: bool = False,
 ) -> RenderedChat:
     """The prompt as /v1/chat/completions makes it; with the tokenizer's own tokens around it if `special`."""
-    chat = ChatRequest(
-        messages=body.messages or [],
+    chat = ChatRequest.model_construct(
+        messages=body.messages,
         tools=tools,
         add_generation_prompt=add_generation_prompt,
         continue_final_message=body.continue_final_message,

@@ -4,12 +4,12 @@ from typing import Any
 
 from configs.errors import InvalidRequest, shown
 from configs.sampling import SamplingParams, StructuredOutput
-from server.convert.sampling import NEUTRAL_PENALTIES, check_stop, fitted, is_penalised, sampling_params
-from server.convert.structured import json_schema
 from server.field_names import naming
 from server.generation import Generation, Prompt
 from server.protocol.llama_cpp import InfillRequest, NativeCompletionRequest, NativeRequest, Piece
+from server.sampling import NEUTRAL_PENALTIES, check_stop, fitted, is_penalised, sampling_params
 from server.serving import Serving
+from server.structured import json_schema
 
 SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos")
 """Fields that mean the same in `SamplingParams`."""

@@ -11,12 +11,12 @@ from configs.errors import InvalidRequest, shown
 from configs.sampling import StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat
-from server.convert.sampling import check_stop
-from server.convert.structured import json_schema
 from server.convert.tool_input import arguments_in_history
 from server.convert.tool_results import result_text
 from server.convert.tools import offered
 from server.protocol.messages import CountTokensRequest, InputMessage, MessagesRequest
+from server.sampling import check_stop
+from server.structured import json_schema
 
 BLOCKS_OF = {
     "system": ("text",),

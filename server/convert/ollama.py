@@ -10,9 +10,7 @@ from configs.sampling import MAX_LOGPROBS, SamplingParams, StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat, render
 from server.convert.chat import chat_messages
-from server.convert.sampling import NEUTRAL_PENALTIES, check_stop, is_penalised, sampling_params
 from server.convert.shortening import room_for_prompt
-from server.convert.structured import json_schema
 from server.convert.tools import offered, tool_of
 from server.parsing import validation_message
 from server.protocol.ollama import (
@@ -23,7 +21,9 @@ from server.protocol.ollama import (
     OllamaRequest,
     Options,
 )
+from server.sampling import NEUTRAL_PENALTIES, check_stop, is_penalised, sampling_params
 from server.serving import Serving
+from server.structured import json_schema
 
 SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 """Options that mean the same in `SamplingParams`."""

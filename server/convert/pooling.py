@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pydantic import TypeAdapter, ValidationError
+
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
-from server.convert.completions import texts_or_ids
-from server.convert.sampling import truncated
+from server.bodies import invalid_request
 from server.embedding import as_base64, cosine, normalized
 from server.field_names import naming
+from server.openai.completions import prompt_list
+from server.openai.messages import Messages
 from server.protocol.pooling import (
     MAX_INPUTS,
     SCORE_PAIRS,
@@ -19,6 +22,7 @@ from server.protocol.pooling import (
     ScoreRequest,
     Texts,
 )
+from server.sampling import truncated
 from server.serving import Serving
 from server.tokenization import check_chat_fields, rendered_chat
 
@@ -39,11 +43,24 @@ async def input_prompts(serving: Serving, body: EmbeddingRequest) -> list[list[i
     normalizes(body, default=True)
     if body.messages is not None:
         opened = bool(body.add_generation_prompt)
+        try:
+            TypeAdapter(Messages).validate_python(body.messages)
+        except ValidationError as error:
+            raise InvalidRequest(str(invalid_request(error)), param="messages") from None
         chat = await rendered_chat(serving, body, add_generation_prompt=opened, special=bool(body.add_special_tokens))
         return [_checked(serving, body, chat.token_ids, "messages")]
     assert body.input is not None, body
     check_chat_fields(body)
-    return await prompts_of(serving, body, [Piece(given, "input") for given in texts_or_ids(body.input, "input")])
+    return await prompts_of(serving, body, [Piece(given, "input") for given in texts_or_ids(body.input)])
+
+
+def texts_or_ids(given: Any) -> list[str | list[int]]:
+    """One per text. Raises `InvalidRequest`."""
+    if given == []:
+        raise InvalidRequest("input is an empty list", param="input")
+    if isinstance(given, list) and len({type(item) for item in given}) > 1:
+        raise InvalidRequest("input mixes texts, token ids and lists", param="input")
+    return prompt_list(given)
 
 
 async def prompts_of(serving: Serving, body: PoolingFields, pieces: list[Piece]) -> list[list[int]]:

@@ -1,25 +1,11 @@
 """What a request says about the language of its answer, as `StructuredOutput`."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from configs.errors import InvalidRequest, shown
 from configs.sampling import StructuredOutput
-from server.protocol.common import GenerationRequest, StructuredOutputs
-
-
-def structured_output(body: GenerationRequest) -> StructuredOutput | None:
-    """Of response_format, structured_outputs and the guided_ fields, one. Raises `InvalidRequest` naming the field."""
-    found = [
-        (field, converted)
-        for field, convert in _CONVERTERS.items()
-        if (value := getattr(body, field)) is not None and (converted := convert(value)) is not None
-    ]
-    if any(not is_same(found[0][1], other) for _, other in found[1:]):  # clients write old and new names together
-        names = " and ".join(field for field, _ in found)
-        raise InvalidRequest(f"{names} exclude each other", param=found[1][0])
-    return found[0][1] if found else None
+from server.protocol.common import StructuredOutputs
 
 
 def is_same(one: StructuredOutput, other: StructuredOutput) -> bool:
@@ -29,16 +15,6 @@ def is_same(one: StructuredOutput, other: StructuredOutput) -> bool:
         except (ValueError, RecursionError):
             return one == other
     return one == other
-
-
-def field_names(body: GenerationRequest) -> dict[str, str]:
-    """Where the request's names differ from the engine's."""
-    names = {}
-    if field := next((field for field in _CONVERTERS if getattr(body, field) is not None), None):
-        names["structured"] = field
-    if body.max_completion_tokens is not None:
-        names["max_tokens"] = "max_completion_tokens"
-    return names
 
 
 def response_format(value: dict[str, Any]) -> StructuredOutput | None:
@@ -85,14 +61,3 @@ def structured_outputs(value: StructuredOutputs) -> StructuredOutput | None:
     if len(given) > 1:
         raise InvalidRequest("structured_outputs may hold one constraint", param="structured_outputs")
     return given[0] if given else None
-
-
-_CONVERTERS: dict[str, Callable[[Any], StructuredOutput | None]] = {
-    "response_format": response_format,
-    "structured_outputs": structured_outputs,
-    "guided_json": json_schema,
-    "guided_regex": lambda regex: StructuredOutput("regex", regex),
-    "guided_choice": _choice,
-    "guided_grammar": lambda grammar: StructuredOutput("grammar", grammar),
-}
-"""By field of the request."""

@@ -9,23 +9,15 @@ from typing import Any
 from configs.sampling import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_WORD
 from server.openapi.chats import (
     CUSTOM_TOOLS,
-    FUNCTION_CALL,
-    FUNCTIONS,
     MESSAGES,
-    RESPONSE_FORMAT,
     SYSTEM,
-    TOOL_CHOICE,
-    TOOLS,
     TURNS,
 )
-from server.protocol.chat import ChatRequest
-from server.protocol.common import GenerationRequest, RequestBody, SamplingFields
-from server.protocol.completions import CompletionRequest
+from server.protocol.common import RequestBody, SamplingFields
 from server.protocol.llama_cpp import NativeRequest
 from server.protocol.messages import CountTokensRequest, MessagesRequest
 from server.protocol.ollama import OllamaGenerateRequest, OllamaRequest
 from server.protocol.pooling import MAX_INPUTS, EmbeddingRequest, PoolingFields, RerankRequest, ScoringFields
-from server.protocol.token_generation import TokenGenerationRequest, TokenSampling
 from server.serving import Serving
 
 Schema = dict[str, Any]
@@ -46,14 +38,7 @@ RANGES: Mapping[type[RequestBody], Mapping[str, Schema]] = {
         "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
         "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     },
-    GenerationRequest: {
-        "max_completion_tokens": {"minimum": 0},
-        "truncate_prompt_tokens": {"minimum": -1, "not": {"const": 0}},
-    },
-    CompletionRequest: {"logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}, "best_of": {"minimum": 1}},
-    ChatRequest: {"top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}},
     OllamaRequest: {"top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}},
-    TokenSampling: {"logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}},
     PoolingFields: {"truncate_prompt_tokens": {"minimum": -1, "not": {"const": 0}}},
     MessagesRequest: {
         "max_tokens": {"minimum": 1},
@@ -109,15 +94,6 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
             "logit_bias": lambda schema: _bias(schema, vocabulary["maximum"]),
             **dict.fromkeys(("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids"), tokens),
         },
-        GenerationRequest: {"response_format": _replaced(RESPONSE_FORMAT)},
-        CompletionRequest: {"prompt": lambda schema: _list(tokens(schema), config.max_choices)},
-        ChatRequest: {
-            "messages": _replaced(MESSAGES),
-            "tools": _replaced(TOOLS),
-            "tool_choice": _replaced(*TOOL_CHOICE),
-            "functions": _replaced(FUNCTIONS),
-            "function_call": _replaced(*FUNCTION_CALL),
-        },
         CountTokensRequest: {
             "messages": _replaced(TURNS),
             "system": _replaced(*SYSTEM),
@@ -130,7 +106,6 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
         },
         RerankRequest: {"documents": lambda schema: _list(schema, MAX_INPUTS - 1)},
         OllamaGenerateRequest: {"context": tokens},
-        TokenGenerationRequest: {"token_ids": tokens},
     }
 
 

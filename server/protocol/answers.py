@@ -3,34 +3,9 @@
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from server.logprobs import TokenLogprob
 from server.protocol import response_events
-from server.protocol.chat import ChatChoice, ChatChunkChoice, TokenLogprob
-from server.protocol.common import PromptLogprobs, Response, Usage
-from server.protocol.completions import CompletionChoice
 from server.protocol.ollama import OllamaMessage
-
-
-class CompletionAnswer(Response, frozen=True, kw_only=True):
-    choices: list[CompletionChoice]
-    usage: Usage
-
-
-class CompletionChunk(Response, frozen=True, kw_only=True):
-    choices: list[CompletionChoice]
-
-
-class ChatAnswer(Response, frozen=True, kw_only=True):
-    choices: list[ChatChoice]
-    usage: Usage
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-
-
-class ChatChunk(Response, frozen=True, kw_only=True):
-    choices: list[ChatChunkChoice]
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    """This and the next of the first chunk alone."""
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
 class _OllamaAnswer(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,14 +5,13 @@ or from OpenAI's default, see `server/convert/`.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from configs.sampling import RepetitionDetection
 from configs.settings import MAX_SECONDS
-from server.protocol.unsupported import HINTS, UNSUPPORTED, WITHOUT_EFFECT
 
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 RequestId = Annotated[str, Meta(pattern=r"^[A-Za-z0-9._-]{1,128}(?!\n)$")]
@@ -39,15 +38,6 @@ class RequestBody(msgspec.Struct, kw_only=True):
 class ModelRequest(RequestBody, kw_only=True):
     model: str | None = None
     """The served name; left out, the served model answers."""
-
-
-class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    include_usage: bool | None = None
-    """Send one more chunk with the usage and no choices before `[DONE]`."""
-    continuous_usage_stats: bool | None = None
-    """Every chunk carries the usage so far."""
-    include_obfuscation: bool | None = None
-    """Only false is honoured: chunks are not padded."""
 
 
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,94 +85,3 @@ class SamplingFields(RequestBody, kw_only=True):
     logprob_token_ids: tuple[Int64, ...] | None = None
     repetition_detection: RepetitionDetection | None = None
     structured_outputs: StructuredOutputs | None = None
-
-
-class GenerationRequest(SamplingFields, kw_only=True):
-    """Fields of /v1/completions and /v1/chat/completions."""
-
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = UNSUPPORTED
-    hints: ClassVar[Mapping[str, tuple[Any, ...]]] = HINTS | {"store": (False,)}
-    without_effect: ClassVar[frozenset[str]] = WITHOUT_EFFECT
-
-    model: str | None = None
-    """The served name; left out, the served model answers."""
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    stream_interval: Annotated[int, Meta(ge=1, le=2**31)] | None = None
-    """Send a choice's text every so many tokens; the first comes at once."""
-    max_completion_tokens: int | None = None
-    """The newer name of max_tokens; wins when both are given."""
-    echo: bool | None = None
-    """Begin the answer with the prompt; of a chat, with the message that it continues."""
-    response_format: dict[str, Any] | None = None
-    """OpenAI's {"type": "text" | "json_object" | "json_schema", …}."""
-    guided_json: str | bool | dict[str, Any] | None = None
-    """This and the three below: the older names of what `structured_outputs` holds."""
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    return_token_ids: bool | None = None
-    """Add the ids of prompt and output to the answer."""
-    return_tokens_as_token_ids: bool | None = None
-    """Write the tokens of logprobs as `token_id:7`, which tells tokens of equal text apart."""
-    truncate_prompt_tokens: Int64 | None = None
-    """Keep only this many of the prompt's tokens; -1: as many as the context holds."""
-    truncation_side: Literal["left", "right"] | None = None
-    """Where tokens are left out (default left)."""
-    request_id: RequestId | None = None
-    """The answer's id ends with it; no two running requests of one key may have the same."""
-    priority: Int64 | None = None
-    """Lower runs first under the `priority` policy."""
-    cache_salt: str | None = None
-    """Requests share cached prefixes only with equal salts."""
-    timeout_s: Timeout | None = None
-    """Seconds until the answer ends as it is, with finish_reason `timeout`; the server may have a bound of its own."""
-
-    @property
-    def answers_with_prompt(self) -> bool:
-        """Whether an answer without a single generated token says something."""
-        return bool(self.echo) or self.prompt_logprobs is not None
-
-
-class PromptTokensDetails(msgspec.Struct, frozen=True):
-    cached_tokens: int
-
-
-class Usage(msgspec.Struct, frozen=True):
-    """Each prompt counts once, whatever `n` is; completion tokens sum over all choices."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-UsageField = Usage | None | UnsetType
-"""Of a chunk: absent unless asked for, then null in every chunk but the last."""
-
-StopReason = int | str | UnsetType
-"""The stop id or stop string that ended the choice; absent otherwise."""
-
-
-class PromptLogprob(msgspec.Struct, frozen=True):
-    logprob: float
-    rank: int | None
-    """1 for the likeliest."""
-    decoded_token: str
-
-
-PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of the prompt: the token itself and the likeliest ones by id; null for the first."""
-
-
-class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole answer or one chunk of it: what all four kinds begin with."""
-
-    id: str
-    object: str
-    created: int
-    """Unix seconds."""
-    model: str
-    system_fingerprint: str
-    choices: list[Any] = []
-    usage: UsageField = UNSET

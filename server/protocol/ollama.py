@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.protocol.chat import TokenLogprob
+from server.logprobs import TokenLogprob
 from server.protocol.common import Int64, ModelRequest, Timeout
 
 

@@ -10,7 +10,7 @@ completed, incomplete or failed
 
 import msgspec
 
-from server.protocol.chat import TokenLogprob
+from server.logprobs import TokenLogprob
 from server.protocol.response_items import OutputItem, OutputText, ReasoningText
 from server.protocol.responses import Response
 

@@ -5,7 +5,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from server.protocol.chat import TokenLogprob
+from server.logprobs import TokenLogprob
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 

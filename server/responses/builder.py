@@ -12,8 +12,7 @@ from server.answers.delta import DeltaMessage, DeltaToolCall
 from server.chat import Answers
 from server.errors import error_object
 from server.generation import Generation
-from server.logprobs import chat_logprobs, spelling
-from server.protocol.chat import TokenLogprob
+from server.logprobs import TokenLogprob, chat_logprobs, spelling
 from server.protocol.response_events import ErrorEvent, Event, ResponseEvent
 from server.protocol.response_items import NamespaceTool, OutputItem, Status, flat_name
 from server.protocol.responses import (
@@ -106,7 +105,7 @@ class ResponseBuilder:
         self._num_undecided += output.num_output_tokens - self._generation.num_output_tokens
         self._generation.latest[0] = output
         if output.logprobs:
-            self._undecided += chat_logprobs(self._spell, self._tokenizer, output.logprobs).content
+            self._undecided += chat_logprobs(self._spell, self._tokenizer, output.logprobs)["content"]
 
     def _add(self, delta: DeltaMessage) -> None:
         """A call that goes on comes first: content behind it ends it."""
@@ -189,5 +188,5 @@ def _last_of(logprobs: list[TokenLogprob], text: str) -> list[TokenLogprob]:
     missing, start = len(text.encode()), len(logprobs)
     while missing > 0 and start > 0:
         start -= 1
-        missing -= len(logprobs[start].bytes)
+        missing -= len(logprobs[start]["bytes"])
     return logprobs[start:]

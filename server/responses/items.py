@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import UnsetType
 
 from server.convert.response_items import new_id
-from server.protocol.chat import TokenLogprob
+from server.logprobs import TokenLogprob
 from server.protocol.response_events import (
     ArgumentsDelta,
     ArgumentsDone,

@@ -13,7 +13,6 @@ from configs.settings import ServerConfig
 from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.convert.llama_cpp import native_generation, passed_over, settings
-from server.convert.sampling import sampling_params
 from server.disconnect import until_disconnect
 from server.errors import openai_error
 from server.generation import Generation
@@ -30,6 +29,7 @@ from server.protocol.llama_cpp import (
     Timings,
 )
 from server.routes.ollama import Stopwatch
+from server.sampling import sampling_params
 from server.serving import serving_of
 from server.sse import EventStream, event
 from server.version import version

@@ -27,7 +27,6 @@ from server.convert.ollama import (
     sampling_of,
     without_beginning,
 )
-from server.convert.sampling import fitted, sampling_params
 from server.convert.shortening import DROPPED, without_oldest
 from server.convert.tool_input import tool_input
 from server.disconnect import until_disconnect
@@ -45,6 +44,7 @@ from server.protocol.ollama import (
     OllamaRequest,
     OllamaToolCall,
 )
+from server.sampling import fitted, sampling_params
 from server.serving import Serving, serving_of
 from server.sse import EventStream
 
@@ -251,7 +251,7 @@ class LineWriter:
         return msgspec.json.encode({**head(self.generation.serving), **self.fields(answer), **logprobs, **ending})
 
     def _logprobs(self, positions: list[TokenLogprobs] | None) -> dict[str, Any]:
-        return {"logprobs": chat_logprobs(self.spell, self.tokenizer, positions).content} if positions else {}
+        return {"logprobs": chat_logprobs(self.spell, self.tokenizer, positions)["content"]} if positions else {}
 
     def _ending(self) -> dict[str, Any]:
         latest = self.generation.latest[0]

@@ -1,0 +1,221 @@
+"""Messages and tools of chats as OpenAI has them, and as chat templates take them."""
+
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import Discriminator, Field, Tag
+from typing_extensions import TypedDict
+
+from server.convert.tool_input import arguments_in_history
+from server.convert.tool_results import result_text
+from server.sampling import Text
+from server.structured import STRICT
+
+
+@STRICT
+class TextPart(TypedDict):
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+@STRICT
+class RefusalPart(TypedDict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+Content = str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
+
+
+@STRICT
+class CalledFunction(TypedDict):
+    name: str
+    arguments: NotRequired[Any]
+    """JSON of an object, or whatever a model wrote."""
+
+
+@STRICT
+class FunctionCall(TypedDict):
+    id: NotRequired[str | None]
+    type: NotRequired[Literal["function"]]
+    function: CalledFunction
+
+
+@STRICT
+class CalledTool(TypedDict):
+    name: str
+    input: NotRequired[Any]
+
+
+@STRICT
+class CustomCall(TypedDict):
+    """A call whose input is any text."""
+
+    id: NotRequired[str | None]
+    type: Literal["custom"]
+    custom: CalledTool
+
+
+def _type_of(given: Any) -> Any:
+    return given.get("type") if isinstance(given, dict) else None
+
+
+def _kind_of_call(given: Any) -> str:
+    return "custom" if _type_of(given) == "custom" else "function"
+
+
+ToolCall = Annotated[
+    Annotated[FunctionCall, Tag("function")] | Annotated[CustomCall, Tag("custom")], Discriminator(_kind_of_call)
+]
+
+
+class _Message(TypedDict):
+    """What every message may have, beside other keys that a template knows."""
+
+    tool_calls: NotRequired[list[ToolCall] | None]
+    function_call: NotRequired[CalledFunction | None]
+    """The older form of a call."""
+    tool_call_id: NotRequired[str | None]
+
+
+@STRICT
+class AssistantMessage(_Message):
+    role: Literal["assistant"]
+    content: NotRequired[Content | None]
+    refusal: NotRequired[Any]
+
+
+@STRICT
+class ToolMessage(_Message):
+    role: Literal["tool", "function"]
+    content: NotRequired[str | list[dict[str, Any]] | None]
+    """Parts that are no text leave a word in their place."""
+
+
+@STRICT
+class ChatMessage(_Message):
+    """Of users and systems, and of whatever roles a template knows."""
+
+    role: Annotated[Text, Field(json_schema_extra={"not": {"enum": ["assistant", "tool", "function"]}})]
+    content: Content
+
+
+def _kind_of_message(given: Any) -> str:
+    role = given.get("role") if isinstance(given, dict) else None
+    return {"assistant": "assistant", "tool": "tool", "function": "tool"}.get(str(role), "other")
+
+
+Message = Annotated[
+    Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[ToolMessage, Tag("tool")]
+    | Annotated[ChatMessage, Tag("other")],
+    Discriminator(_kind_of_message),
+]
+Messages = Annotated[list[Message], Field(min_length=1)]
+
+
+@STRICT
+class Function(TypedDict):
+    name: Text
+    description: NotRequired[Any]
+    parameters: NotRequired[dict[str, Any] | None]
+    """A JSON schema."""
+
+
+@STRICT
+class FunctionTool(TypedDict):
+    type: Literal["function"]
+    function: Function
+
+
+@STRICT
+class OtherTool(TypedDict):
+    """Of OpenAI's own servers: passed over, and named in the answer's header."""
+
+    type: Annotated[str, Field(json_schema_extra={"not": {"const": "function"}})]
+
+
+def _kind_of_tool(given: Any) -> str:
+    kind = _type_of(given)
+    return "other" if isinstance(kind, str) and kind != "function" else "function"
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")], Discriminator(_kind_of_tool)
+]
+
+
+@STRICT
+class FunctionName(TypedDict):
+    name: Text
+
+
+@STRICT
+class NamedFunction(TypedDict):
+    """The name stands in `function`, or beside the type, as OpenAI's Responses API has it."""
+
+    type: Literal["function"]
+    function: NotRequired[FunctionName]
+    name: NotRequired[Text]
+
+
+@STRICT
+class AllowedTools(TypedDict):
+    """With a mode, auto or required, and the tools that may be called."""
+
+    type: Literal["allowed_tools"]
+
+
+ToolChoice = Literal["auto", "none", "required"] | Annotated[NamedFunction | AllowedTools, Field(discriminator="type")]
+
+
+def template_messages(messages: list[Any], passed_over: list[str]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: content a string, arguments of tool calls an object.
+
+    What tools gave and cannot be read is added to `passed_over`. Raises `InvalidRequest` naming the message.
+    """
+    return [_template_message(message, f"messages[{index}]", passed_over) for index, message in enumerate(messages)]
+
+
+def _template_message(given: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
+    message = _without_older_names(given)
+    if message["role"] == "tool":
+        content = result_text(message.get("content"), f"{where}.content", "messages", passed_over)
+    else:
+        content = _content(message)
+    converted = {**message, "content": content}
+    calls = converted.pop("tool_calls", None)
+    if calls:
+        converted["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    return converted
+
+
+def _without_older_names(message: dict[str, Any]) -> dict[str, Any]:
+    """A function's call and its result as a tool's."""
+    if message["role"] == "function":
+        message = {**message, "role": "tool"}
+    if "function_call" not in message:
+        return message
+    plain = {name: value for name, value in message.items() if name != "function_call"}
+    if message["function_call"] is None:
+        return plain
+    return {"tool_calls": [{"type": "function", "function": message["function_call"]}], **plain}
+
+
+def _content(message: dict[str, Any]) -> str:
+    """Text parts are joined by line breaks; only assistants may say nothing."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None:
+        return str(message.get("refusal") or "")
+    return "\n".join(part["refusal" if part["type"] == "refusal" else "text"] for part in content)
+
+
+def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:
+    """OpenAI sends a call's arguments as JSON text; chat templates print an object."""
+    if call.get("type") == "custom":
+        given = {"name": call["custom"]["name"], "arguments": {"input": call["custom"].get("input")}}
+        call = {"id": call.get("id"), "type": "function", "function": given}
+    function = call["function"]
+    arguments = arguments_in_history(function.get("arguments"), f"{where}.function.arguments", "messages")
+    return {**call, "function": {**function, "arguments": arguments}}

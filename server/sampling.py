@@ -1,0 +1,174 @@
+"""From request fields to `SamplingParams`: what /v1/completions, /v1/chat/completions and others share."""
+
+from typing import Annotated, Any, NotRequired
+
+import msgspec
+from pydantic import Field
+from typing_extensions import TypedDict
+
+from configs.errors import InvalidRequest
+from configs.sampling import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_PATTERN_SIZE, MAX_WORD, SamplingParams
+from configs.sampling import RepetitionDetection as RepetitionDetectionParams
+from configs.settings import ServerConfig
+from server.bodies import RequestBody
+from server.structured import CLOSED, StructuredOutputs
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+Text = Annotated[str, Field(min_length=1)]
+TruncateTo = Annotated[int, Field(ge=-1, json_schema_extra={"not": {"const": 0}})]
+"""-1, or at least 1."""
+MAX_BEAMS = MAX_LOGPROBS // 2
+MAX_LENGTH_PENALTY = 10
+
+
+@CLOSED
+class RepetitionDetection(TypedDict):
+    """End where the output ends with `min_count` times a pattern of so many tokens."""
+
+    max_pattern_size: NotRequired[Annotated[int, Field(ge=0, le=MAX_PATTERN_SIZE)]]
+    """0: nothing is looked for."""
+    min_pattern_size: NotRequired[Annotated[int, Field(ge=0, le=MAX_PATTERN_SIZE)]]
+    min_count: NotRequired[Annotated[int, Field(ge=0, le=MAX_PATTERN_SIZE)]]
+
+
+class SamplingFields(RequestBody):
+    """How one answer is decoded. What is left out comes from the checkpoint's generation config, or is OpenAI's."""
+
+    n: Annotated[int, Field(ge=1)] | None = None
+    """Independent choices for each prompt."""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens of the answer."""
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    """No end of sequence, stop id or stop string before so many."""
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """0 is greedy."""
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    """Only this many likeliest tokens; 0 and -1: all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Only the likeliest tokens that have this probability together."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Only tokens with at least this share of the likeliest one's probability."""
+    presence_penalty: Penalty | None = None
+    """Subtracted from the logits of tokens that the output has."""
+    frequency_penalty: Penalty | None = None
+    """The same, times how often it has them."""
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    """Divides the positive logits of tokens of prompt and output, and multiplies the negative ones."""
+    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    """Added to the logits of these token ids."""
+    bad_token_ids: tuple[TokenId, ...] | None = None
+    """Never chosen."""
+    bad_words: (
+        Annotated[tuple[Annotated[str, Field(min_length=1, max_length=MAX_WORD)], ...], Field(max_length=MAX_BAD_WORDS)]
+        | None
+    ) = None
+    """Texts that the answer does not contain."""
+    allowed_token_ids: tuple[TokenId, ...] | None = None
+    """None but these are chosen."""
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    """Equal seeds give equal answers to equal requests."""
+    stop: Text | tuple[Text, ...] | None = None
+    """Texts before which the answer ends."""
+    stop_token_ids: tuple[TokenId, ...] | None = None
+    """Tokens with which it ends."""
+    include_stop_str_in_output: bool | None = None
+    """Leave the stop string at its end."""
+    ignore_eos: bool | None = None
+    """Go on behind the end of the sequence."""
+    skip_special_tokens: bool | None = None
+    """Leave special tokens out of the text (default true)."""
+    use_beam_search: bool | None = None
+    """Answer with the `n` likeliest sequences instead of drawn ones; cannot be streamed."""
+    length_penalty: Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] | None = None
+    """Of beam search: sums of log-probabilities are divided by length to this power (default 1)."""
+    prompt_logprobs: NumLogprobs | None = None
+    """Log-probabilities of the prompt's tokens, and of this many likeliest ones at each place."""
+    logprob_token_ids: tuple[TokenId, ...] | None = None
+    """Tokens whose log-probabilities are told besides."""
+    repetition_detection: RepetitionDetection | None = None
+    structured_outputs: StructuredOutputs | None = None
+
+
+_SAME_NAME = {field.name for field in msgspec.structs.fields(SamplingParams)} & set(SamplingFields.model_fields) - {
+    "max_tokens",
+    "stop",
+    "repetition_detection",
+}
+"""Fields that mean the same in a request and in `SamplingParams`."""
+_NOT_IN_BEAM_SEARCH = _SAME_NAME - {"n", "ignore_eos", "skip_special_tokens", "temperature", "seed"} | {
+    *("stop", "best_of", "logprobs", "response_format", "structured_outputs", "repetition_detection"),
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
+}
+"""Sampling fields that the search would pass over. A temperature and a seed may be sent: clients do so by habit."""
+NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+_DEFAULTS = SamplingParams()
+
+
+def given_fields(fields: SamplingFields, config: ServerConfig) -> dict[str, Any]:
+    """Those that mean the same in `SamplingParams`. Raises `InvalidRequest`."""
+    given = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
+    if fields.repetition_detection is not None:
+        given["repetition_detection"] = RepetitionDetectionParams(**fields.repetition_detection)
+    stop = (fields.stop,) if isinstance(fields.stop, str) else fields.stop or ()
+    check_stop(stop, config)
+    return {**given, "stop": stop}
+
+
+def sampling_params(given: dict[str, Any], defaults: dict[str, Any]) -> SamplingParams:
+    """What the request gives, over the checkpoint's `defaults`, over OpenAI's. Raises `InvalidRequest`."""
+    return SamplingParams(**{**defaults, **given})
+
+
+def beam_length_penalty(body: SamplingFields, stream: bool | None) -> float | None:
+    """None without beam search. Raises `InvalidRequest` for fields that would mean nothing in it."""
+    if not body.use_beam_search:
+        if body.length_penalty not in (None, 1):
+            raise InvalidRequest("length_penalty needs use_beam_search", param="length_penalty")
+        return None
+    if stream:
+        raise InvalidRequest("beam search cannot be streamed: the best are known at the end", param="stream")
+    if (body.n or 1) > MAX_BEAMS:
+        raise InvalidRequest(f"beam search has at most {MAX_BEAMS} beams; got n = {body.n}", param="n")
+    if body.max_tokens == 0:
+        raise InvalidRequest("beam search needs max_tokens of at least 1", param="max_tokens")
+    for name in _NOT_IN_BEAM_SEARCH & body.model_fields_set:
+        value = getattr(body, name)
+        if value and value != getattr(_DEFAULTS, name, None):
+            raise InvalidRequest(f"{name} has no meaning in beam search", param=name)
+    return 1.0 if body.length_penalty is None else body.length_penalty
+
+
+def truncated(token_ids: list[int], limit: int | None, room: int, side: str = "left") -> list[int]:
+    """`limit` token ids, or `room` when `limit` is -1, what is more cut off at the side. Raises `InvalidRequest`."""
+    if limit is None:
+        return token_ids
+    if limit == 0:
+        message = "truncate_prompt_tokens must be at least 1, or -1 for what the context holds; got 0"
+        raise InvalidRequest(message, param="truncate_prompt_tokens")
+    kept = room if limit == -1 else limit
+    return token_ids[-kept:] if side == "left" else token_ids[:kept]
+
+
+def is_penalised(params: SamplingParams) -> bool:
+    """Whether tokens count that were there before."""
+    return any(getattr(params, name) != neutral for name, neutral in NEUTRAL_PENALTIES.items())
+
+
+def fitted(params: SamplingParams, room: int) -> SamplingParams:
+    """max_tokens is at most `room`; without any room it stays, for an error that tells the sizes."""
+    if params.max_tokens is None or params.max_tokens <= room or room < 1:
+        return params
+    return msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
+
+
+def check_stop(stop: tuple[str, ...], config: ServerConfig, field: str = "stop") -> None:
+    """Raises `InvalidRequest` naming `field` for too many stop strings, or too long ones."""
+    if len(stop) > config.max_stop_strings:
+        message = f"{field} may hold {config.max_stop_strings} strings; got {len(stop)}"
+        raise InvalidRequest(message, param=field)
+    num_chars = sum(map(len, stop))
+    if num_chars > config.max_stop_chars:
+        message = f"the strings of {field} may have {config.max_stop_chars} characters together; got {num_chars}"
+        raise InvalidRequest(message, param=field)

@@ -1,0 +1,148 @@
+"""What a request says about the language of its answer: response_format, structured_outputs and the guided_ fields."""
+
+import json
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field, with_config
+from typing_extensions import TypedDict
+
+from configs.errors import InvalidRequest
+from configs.sampling import StructuredOutput
+
+JsonSchema = dict[str, Any] | bool
+
+STRICT = with_config(ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True))
+"""Decorates structures within bodies: as strict as these, with other keys as they are."""
+CLOSED = with_config(ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True))
+"""Decorates structures that have no other keys."""
+
+
+@CLOSED
+class StructuredOutputs(TypedDict):
+    """vLLM's way to say which language the answer belongs to: one of these."""
+
+    json: NotRequired[str | JsonSchema | None]
+    """A JSON schema, or its text."""
+    regex: NotRequired[str | None]
+    choice: NotRequired[list[str] | None]
+    grammar: NotRequired[str | None]
+    """EBNF with a rule `root`."""
+    json_object: NotRequired[bool | None]
+    structural_tag: NotRequired[str | dict[str, Any] | None]
+    """xgrammar's: parts of the text begin with a trigger and belong to a language of their own."""
+
+
+@STRICT
+class PlainFormat(TypedDict):
+    type: Literal["text", "json_object"]
+
+
+@STRICT
+class StructuralTagFormat(TypedDict):
+    type: Literal["structural_tag"]
+
+
+@STRICT
+class NamedSchema(TypedDict):
+    schema: JsonSchema
+
+
+@STRICT
+class JsonSchemaFormat(TypedDict):
+    """With the schema in `json_schema`, or beside the type, as OpenAI's Responses API has it."""
+
+    type: Literal["json_schema"]
+    json_schema: NotRequired[NamedSchema]
+    schema: NotRequired[JsonSchema]
+
+
+ResponseFormat = Annotated[PlainFormat | StructuralTagFormat | JsonSchemaFormat, Field(discriminator="type")]
+
+
+def response_format(value: ResponseFormat) -> StructuredOutput | None:
+    """Raises `InvalidRequest` for a format without its schema."""
+    if value["type"] == "text":
+        return None
+    if value["type"] == "json_object":
+        return StructuredOutput("json_object")
+    if value["type"] == "structural_tag":
+        return StructuredOutput("structural_tag", json.dumps(value))
+    named = value.get("json_schema")
+    schema = value.get("schema") if named is None else named["schema"]
+    if schema is None:
+        raise InvalidRequest("response_format needs a JSON schema in json_schema.schema", param="response_format")
+    return json_schema(schema)
+
+
+def json_schema(schema: str | JsonSchema) -> StructuredOutput:
+    return StructuredOutput("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+
+
+def structured_outputs(value: StructuredOutputs) -> StructuredOutput | None:
+    """Raises `InvalidRequest` for more than one."""
+    given: list[StructuredOutput] = []
+    if (schema := value.get("json")) is not None:
+        given.append(json_schema(schema))
+    if (regex := value.get("regex")) is not None:
+        given.append(_regex(regex))
+    if (choice := value.get("choice")) is not None:
+        given.append(_choice(choice))
+    if (grammar := value.get("grammar")) is not None:
+        given.append(_grammar(grammar))
+    if value.get("json_object"):
+        given.append(StructuredOutput("json_object"))
+    if (tag := value.get("structural_tag")) is not None:
+        given.append(StructuredOutput("structural_tag", tag if isinstance(tag, str) else json.dumps(tag)))
+    if len(given) > 1:
+        raise InvalidRequest("structured_outputs may hold one constraint", param="structured_outputs")
+    return given[0] if given else None
+
+
+def _regex(regex: str) -> StructuredOutput:
+    return StructuredOutput("regex", regex)
+
+
+def _choice(texts: list[str]) -> StructuredOutput:
+    return StructuredOutput("choice", json.dumps(texts))
+
+
+def _grammar(grammar: str) -> StructuredOutput:
+    return StructuredOutput("grammar", grammar)
+
+
+_FIELDS: dict[str, Callable[[Any], StructuredOutput | None]] = {
+    "response_format": response_format,
+    "structured_outputs": structured_outputs,
+    "guided_json": json_schema,
+    "guided_regex": _regex,
+    "guided_choice": _choice,
+    "guided_grammar": _grammar,
+}
+
+
+def structured_output(body: object) -> StructuredOutput | None:
+    """Of the fields above, one. Raises `InvalidRequest` naming the field."""
+    found = [
+        (field, converted)
+        for field, convert in _FIELDS.items()
+        if (value := getattr(body, field)) is not None and (converted := convert(value)) is not None
+    ]
+    if any(not _is_same(found[0][1], other) for _, other in found[1:]):  # clients write old and new names together
+        names = " and ".join(field for field, _ in found)
+        raise InvalidRequest(f"{names} exclude each other", param=found[1][0])
+    return found[0][1] if found else None
+
+
+def structured_field(body: object) -> str | None:
+    """The field that says it."""
+    return next((field for field in _FIELDS if getattr(body, field) is not None), None)
+
+
+def _is_same(one: StructuredOutput, other: StructuredOutput) -> bool:
+    if one.kind == other.kind == "json_schema":
+        try:
+            return bool(json.loads(one.source) == json.loads(other.source))
+        except (ValueError, RecursionError):
+            return one == other
+    return one == other
