@@ -13,7 +13,7 @@ from typing import Any, ClassVar, TypeVar
 import msgspec
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, core_schema
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -249,9 +249,9 @@ def invalid_request(error: ValidationError, data: bytes | bytearray | None = Non
     if details[0]["type"] == "json_invalid":
         return InvalidRequest(f"the body is not JSON: {details[0]['msg']}", code="invalid_json")
     whole = None if data is None else json.loads(data)
-    paths = [(_path(one["loc"], whole, is_missing=one["type"] == "missing"), one["msg"]) for one in details]
+    paths = [(_path(one["loc"], whole, is_missing=one["type"] == "missing"), _sentence(one)) for one in details]
     deepest = max((path for path, _ in paths), key=len)
-    messages = dict.fromkeys(_sentence(message) for path, message in paths if path == deepest)
+    messages = dict.fromkeys(message for path, message in paths if path == deepest)
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{_name(part)}" for part in deepest).lstrip(".")
     message = f"{place or 'the body'}: {' or '.join(messages)}"
     return InvalidRequest(message, param=str(deepest[0]) if deepest else None)
@@ -269,8 +269,13 @@ def _path(places: tuple[int | str, ...], value: Any, *, is_missing: bool) -> tup
     return (*path, *places[-1:]) if is_missing else tuple(path)
 
 
-def _sentence(message: str) -> str:
-    message = message.removeprefix("Value error, ")
+def _sentence(detail: ErrorDetails) -> str:
+    """pydantic's words, without a value that nobody else should read."""
+    if detail["type"] == "union_tag_invalid":
+        context = detail["ctx"]
+        name = context["discriminator"].strip("'")
+        return f"{name} must be one of {context['expected_tags']}; got {shown(context['tag'])}"
+    message = detail["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
 
 

@@ -19,6 +19,9 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 Text = Annotated[str, Field(min_length=1)]
 TruncateTo = Annotated[int, Field(ge=-1, json_schema_extra={"not": {"const": 0}})]
 """-1, or at least 1."""
+BadWords = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=MAX_WORD)], ...], Field(max_length=MAX_BAD_WORDS)
+]
 MAX_BEAMS = MAX_LOGPROBS // 2
 MAX_LENGTH_PENALTY = 10
 
@@ -36,15 +39,15 @@ class RepetitionDetection(TypedDict):
 class SamplingFields(RequestBody):
     """How one answer is decoded. What is left out comes from the checkpoint's generation config, or is OpenAI's."""
 
-    n: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     """Independent choices for each prompt."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """Most tokens of the answer."""
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """No end of sequence, stop id or stop string before so many."""
     temperature: Annotated[float, Field(ge=0)] | None = None
     """0 is greedy."""
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
     """Only this many likeliest tokens; 0 and -1: all."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Only the likeliest tokens that have this probability together."""
@@ -60,10 +63,7 @@ class SamplingFields(RequestBody):
     """Added to the logits of these token ids."""
     bad_token_ids: tuple[TokenId, ...] | None = None
     """Never chosen."""
-    bad_words: (
-        Annotated[tuple[Annotated[str, Field(min_length=1, max_length=MAX_WORD)], ...], Field(max_length=MAX_BAD_WORDS)]
-        | None
-    ) = None
+    bad_words: BadWords | None = None
     """Texts that the answer does not contain."""
     allowed_token_ids: tuple[TokenId, ...] | None = None
     """None but these are chosen."""

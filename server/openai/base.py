@@ -127,7 +127,7 @@ class GenerationRequest(SamplingFields, ScheduledRequest):
 
 def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
     """Raises `InvalidRequest` where they ask for nothing that there is."""
-    if options and not stream:
+    if options is not None and not stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
     if options and options.get("include_obfuscation"):
         raise InvalidRequest("include_obfuscation is not supported by this server", param="stream_options")

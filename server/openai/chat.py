@@ -12,7 +12,7 @@ from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
 from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, RequestOutput
-from server.answers.delta import ToolCallDelta
+from server.answers.delta import DeltaToolCall
 from server.bodies import BodyRoute, ParsedRequest, Unsupported
 from server.chat import Answers, Chat, start_chat
 from server.convert.tools import offered, tool_choice, tool_of
@@ -198,7 +198,8 @@ def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[str, list[dict[st
     with naming({"tools": "functions", "tool_choice": "function_call"} if functions or named else {}):
         given: Any = body.tools or functions
         tools = offered(given, tool_of, passed_over, where="functions" if functions else "tools")
-        return tool_choice(body.tool_choice or named, tools)
+        choice: Any = body.tool_choice or named
+        return tool_choice(choice, tools)
 
 
 def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
@@ -257,8 +258,8 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
             "role": "assistant",
             "content": None if calls and not content else content,
             "refusal": None,
-            **self._calls(calls),
         }
+        message |= self._calls(calls)
         if answer.reasoning and self.with_reasoning:
             message["reasoning_content"] = answer.reasoning
         reason = "tool_calls" if calls and output.finish_reason == "stop" else output.finish_reason
@@ -329,7 +330,7 @@ def _chunk(
     return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _call_delta(call: ToolCallDelta) -> ToolCallAnswer:
+def _call_delta(call: DeltaToolCall) -> ToolCallAnswer:
     function: FunctionCallAnswer = {"arguments": call.arguments}
     written: ToolCallAnswer = {"index": call.index, "function": function}
     if call.name is not None:
