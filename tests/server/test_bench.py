@@ -1,6 +1,5 @@
 """The benchmarks: flags, work, and each of them once for real."""
 
-import argparse
 import json
 import random
 import runpy
@@ -12,21 +11,16 @@ from xml.etree import ElementTree
 
 import pytest
 
-from configs.errors import UsageError
-from configs.settings import EngineConfig
 from engine.kernels.cpu.build import KernelsUnavailable, load_library
 from server import cli
-from server.commands.bench import latency, quality
-from server.commands.bench.engine_process import measure
-from server.commands.bench.flags import Lengths, counts, lengths, milliseconds
-from server.commands.bench.load import complete, exactly
-from server.commands.bench.throughput import random_work, read_dataset
+from server.commands.bench.offline import measure_batch
 from tests.engine.tiny_models import write_tiny
 from tests.server.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 ROOT = Path(__file__).parents[2]
+TEXT = ROOT / "server" / "commands" / "bench" / "quality.txt"
 HARDWARE = {"processor", "machine", "usable_cores", "free_memory_gib", "system"}
 
 
@@ -51,36 +45,23 @@ def run_bench(*argv: str) -> tuple[str, dict[str, Any]]:
     return "\n".join(table), report
 
 
-@pytest.mark.parametrize(("text", "value"), [("5", Lengths(5, 5)), ("100-1024", Lengths(100, 1024))])
-def test_lengths_are_a_number_or_a_range(text: str, value: Lengths) -> None:
-    assert lengths(text) == value
-    assert str(value) == text
-
-
-@pytest.mark.parametrize("text", ["0", "-3", "x", "", "7-", "9-3", "1-2-3", "1.5"])
-def test_other_lengths_are_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        lengths(text)
-
-
-def test_lists_of_counts() -> None:
-    assert counts("1,4,16") == [1, 4, 16]
-    with pytest.raises(argparse.ArgumentTypeError, match="''"):
-        counts("1,")
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
         (["throughput", "--num-prompts", "0"], ["--num-prompts"]),
-        (["throughput", "--input-len", "9-3"], ["--input-len", "9-3"]),
+        *(
+            (["throughput", "--input-len", text], ["--input-len"])
+            for text in ("0", "x", "", "7-", "9-3", "1-2-3", "1.5")
+        ),
         (["throughput", "--dataset", "/nowhere"], ["--dataset /nowhere"]),
         (["throughput", "--batch-sizes", "1"], ["--batch-sizes"]),
+        (["latency", "--batch-sizes", "1,"], ["--batch-sizes", "''"]),
         (["latency", "--batch-size", "1"], ["did you mean --batch-sizes?"]),
         (["latency", "--output-len", "1"], ["--output-len"]),
         (["latency", "--no-enable-prefix-caching"], ["prefix caching"]),
         (["latency", "--batch-sizes", "300"], ["--batch-sizes", "256"]),
         (["quality", "--text", "/nowhere"], ["--text /nowhere"]),
+        (["quality", "/nowhere"], ["/nowhere"]),
         (["streaming", "--step-ms", "-1"], ["--step-ms"]),
     ],
 )
@@ -92,42 +73,10 @@ def test_refusals_are_one_line(argv: list[str], words: list[str], capsys: pytest
     assert all(word in captured.err for word in words), captured.err
 
 
-def test_datasets(tmp_path: Path) -> None:
-    file = tmp_path / "data.jsonl"
-    file.write_text('{"prompt": "a", "max_tokens": 3}\n\n{"prompt": "b", "more": 1}\n')
-    assert [(line.prompt, line.max_tokens) for line in read_dataset(file)] == [("a", 3), ("b", 128)]
-    for text, word in [('{"prompt": 1}', "line 1"), ("", "no prompts"), ("x", "line 1")]:
-        file.write_text(text)
-        with pytest.raises(UsageError, match=word):
-            read_dataset(file)
-
-
-def test_milliseconds_may_be_none() -> None:
-    assert [milliseconds(text) for text in ("0", "25")] == [0, 25]
-
-
-def test_random_work_is_seeded_and_fills_its_ranges() -> None:
-    arguments = argparse.Namespace(num_prompts=200, input_len=Lengths(3, 6), output_len=Lengths(2, 4))
-    work = random_work(50, arguments, seed=1)
-    assert work == random_work(50, arguments, seed=1) != random_work(50, arguments, seed=2)
-    assert {len(token_ids) for token_ids, _ in work} == {3, 4, 5, 6}
-    assert {params.max_tokens for _, params in work} == {2, 3, 4}
-    assert {token_id for token_ids, _ in work for token_id in token_ids} == set(range(50))
-
-
-async def test_a_request_is_timed_from_its_first_token() -> None:
-    engine = FakeEngine(lambda prompt, params: "abcd")
-    engine.delay = 0.002
-    timing = await complete(engine, [65], exactly(3), "1")
-    assert (timing.num_first, timing.num_tokens) == (1, 3)
-    assert timing.first - timing.sent > 0.9 * engine.delay
-    assert timing.last - timing.first > 1.9 * engine.delay
-
-
 async def test_a_batch_is_sent_cold_and_then_cached() -> None:
     engine = FakeEngine(lambda prompt, params: "x" * 9)
     engine.delay = 0.001
-    ttft, tpot = await latency.measure_batch(engine, random.Random(0), 3, 5, 4)
+    ttft, tpot = await measure_batch(engine, random.Random(0), 3, 5, 4)
     assert ttft > 0.9 * engine.delay
     assert tpot > 0.9 * engine.delay
     prompts = [tuple(token_ids) for _, token_ids, *_ in engine.requests]
@@ -142,6 +91,18 @@ def test_throughput_for_real() -> None:
     assert (report["requests"], report["output_tokens"]) == (3, 12)
     assert 12 <= report["prompt_tokens"] <= 24
     assert report["output_tokens_per_second"] > 0
+
+
+def test_throughput_of_a_file(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "data.jsonl"
+    file.write_text('{"prompt": "a", "max_tokens": 3}\n\n{"prompt": "b", "more": 1}\n')
+    options = [str(tiny), "--config", "test", "--dataset", str(file), "--output-len", "5"]
+    _, report = run_bench("throughput", *options)
+    assert (report["requests"], report["output_tokens"]) == (2, 3 + 5)
+    for text, word in [('{"prompt": 1}', "line 1"), ("", "no prompts"), ("x", "line 1"), ('{"prompt": [1]}', "texts")]:
+        file.write_text(text)
+        assert cli.main(["bench", "throughput", *options]) == 2
+        assert word in capsys.readouterr().err
 
 
 def test_latency_for_real_and_its_plots(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +142,7 @@ def test_kernels_for_real(tiny: Path) -> None:
 
 
 def test_quality_for_real(tiny: Path) -> None:
-    table, report = run_bench("quality", str(tiny), "--config", "test", "--text", str(quality.TEXT))
+    table, report = run_bench("quality", str(tiny), "--config", "test", "--text", str(TEXT))
     assert report["kl_divergence"] == 0  # the preset computes in float32
     assert report["perplexity"] == report["perplexity_float32"]
     assert "kl divergence" in table
@@ -194,14 +155,3 @@ def test_streaming_for_real(tiny: Path) -> None:
     assert 0.9 < report["tokens_per_event"] < 10
     assert report["us_per_request"] > 0
     assert "us per token" in table
-
-
-def test_the_text_is_prose_of_several_windows() -> None:
-    assert 6000 < len(quality.TEXT.read_text(encoding="utf-8")) < 8000
-
-
-def test_what_the_measuring_process_cannot_do_is_a_usage_error() -> None:
-    with pytest.raises(UsageError, match="/nowhere"):
-        measure("quality", EngineConfig(model="/nowhere"), {"text": "some text", "window": 8})
-    with pytest.raises(UsageError, match="status 1"):
-        measure("nothing", EngineConfig(), {})

@@ -5,8 +5,11 @@ import importlib
 
 from configs.settings import EngineConfig
 
+MODULES = {"throughput": "offline", "latency": "offline", "kernels": "inside", "quality": "inside"}
+"""Where the benchmarks are that share a module; the others have one of their own name."""
+
 
 def run(config: EngineConfig | None, arguments: argparse.Namespace) -> int:
-    module = importlib.import_module(f"server.commands.bench.{arguments.bench}")
+    module = importlib.import_module(f"server.commands.bench.{MODULES.get(arguments.bench, arguments.bench)}")
     code: int = module.run(config, arguments)
     return code

@@ -1,23 +1,40 @@
-"""Flags of the benchmarks. A length is a number, or LOW-HIGH for lengths drawn evenly from that range."""
+"""Flags of the benchmarks, and the types of their values.
+
+A type raises `ArgumentTypeError`, whose text becomes the one line of the refusal. Flags that `vllm bench serve` has
+too have its names.
+"""
 
 import argparse
+import json
+import math
 import random
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from server.flags import Parser
-
-from .load_test.flags import add_serve_flags, add_sweep_flags
 
 CLIENTS = ("bench serve", "bench sweep")
 """Commands for servers that run elsewhere: no model here, and no settings."""
 
-NO_INTEGER = "not an integer of at least 1: {!r}"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+GENERATED, FILE = ("random", "prefix_repetition", "multi_turn"), "custom"
+"""Data sets that are made here, and the one that is read from a file."""
+
+METRICS = {
+    "ttft": ("TTFT", "Time to First Token"),
+    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
+    "itl": ("ITL", "Inter-token Latency"),
+    "e2el": ("E2EL", "End-to-end Latency"),
+    "client_queue_time": ("Client Queue Time", "Client-side Queueing"),
+}
+"""Short and long names of the latencies."""
+OBJECTIVES = ("ttft", "tpot", "e2el")
+"""The latencies that --goodput can limit: those of a whole request."""
 
 
 class Lengths(NamedTuple):
-    """Tokens, both ends included."""
+    """A range of numbers of tokens, both ends included."""
 
     low: int
     high: int
@@ -29,20 +46,52 @@ class Lengths(NamedTuple):
         return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
 
 
-def count(text: str) -> int:
-    """An integer of at least 1; raises `ArgumentTypeError`, as all types here do."""
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(NO_INTEGER.format(text))
-    return int(text)
+def _refused(what: str, text: str) -> argparse.ArgumentTypeError:
+    return argparse.ArgumentTypeError(f"not {what}: {text!r}")
 
 
-def milliseconds(text: str) -> int:
-    """An integer of at least 0."""
-    return 0 if text == "0" else count(text)
+def integer(low: int) -> Callable[[str], int]:
+    """The type of integers of at least `low`."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < low:
+            raise _refused(f"an integer of at least {low}", text)
+        return int(text)
+
+    return parse
+
+
+def number(low: float, *, above: bool = False, high: float = math.inf) -> Callable[[str], float]:
+    """The type of finite numbers of at least `low`, or above it, and at most `high`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (low < value if above else low <= value) or value > high or math.isinf(value):
+            most = "" if math.isinf(high) else f" and at most {high:g}"
+            raise _refused(f"a number {'above' if above else 'of at least'} {low:g}{most}", text)
+        return value
+
+    return parse
+
+
+count, natural, positive = integer(1), integer(0), number(0, above=True)
+
+
+def rate(text: str) -> float:
+    """A number above 0, or inf."""
+    return math.inf if text == "inf" else positive(text)
+
+
+def listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """The type of values of one kind between commas."""
+    return lambda text: [kind(part) for part in text.split(",")]
 
 
 def lengths(text: str) -> Lengths:
-    """N or LOW-HIGH."""
+    """N, or LOW-HIGH for lengths that are drawn evenly from that range."""
     low, dash, high = text.partition("-")
     found = Lengths(count(low), count(high if dash else low))
     if found.low > found.high:
@@ -50,61 +99,218 @@ def lengths(text: str) -> Lengths:
     return found
 
 
-def counts(text: str) -> list[int]:
-    """N,N,…"""
-    return [count(part) for part in text.split(",")]
+def url(text: str) -> str:
+    """An address like http://HOST:PORT or https://HOST/PATH."""
+    try:
+        parts = urlsplit(text)
+        is_good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_good = False
+    if not is_good or parts.query or parts.fragment:
+        raise _refused("a URL like http://localhost:8000", text)
+    if parts.username is not None:  # it would be printed and saved
+        raise argparse.ArgumentTypeError("a URL must not hold a name or password: give a --header")
+    return text
+
+
+def pair(text: str) -> tuple[str, str]:
+    """KEY=VALUE"""
+    key, equals, value = text.partition("=")
+    if not key.strip() or not equals:
+        raise _refused("KEY=VALUE", text)
+    return key.strip(), value.strip()
+
+
+def header(text: str) -> tuple[str, str]:
+    """KEY=VALUE that fits a line of HTTP."""
+    if not text.isascii() or not text.isprintable():
+        raise _refused("a header", text)
+    return pair(text)
+
+
+def metric(text: str) -> str:
+    """The name of a latency."""
+    if text not in METRICS:
+        raise _refused(f"one of {', '.join(METRICS)}", text)
+    return text
+
+
+def objective(text: str) -> tuple[str, float]:
+    """NAME:MILLISECONDS"""
+    name, _, limit = text.partition(":")
+    if name not in OBJECTIVES:
+        raise _refused(f"one of {', '.join(OBJECTIVES)} and its limit, as ttft:200", text)
+    return name, number(0)(limit)
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise _refused("a JSON object", text)
+    return value
+
+
+Row = tuple[str, Any, str, Any, str]
+"""A flag, its type, how its value is called in the help, its default, and its text.
+
+In place of a type stand the values to choose from, or the action of a switch. A default of `REQUIRED` is none.
+"""
+REQUIRED = object()
+SWITCH, EITHER = "store_true", argparse.BooleanOptionalAction
+
+
+THROUGHPUT: list[Row] = [
+    ("--dataset", str, "FILE", None, "lines of JSON with prompt and max_tokens"),
+    ("--num-prompts", count, "N", 32, "random prompts"),
+    ("--input-len", lengths, "N|LOW-HIGH", Lengths(128, 128), "tokens of a random prompt"),
+    ("--output-len", lengths, "N|LOW-HIGH", Lengths(128, 128), "tokens of an answer"),
+]
+LATENCY: list[Row] = [
+    ("--batch-sizes", listed(count), "N,N,…", [1, 4, 16], "requests at once"),
+    ("--input-lens", listed(count), "N,N,…", [128, 1024], "tokens of a random prompt"),
+    ("--output-len", count, "N", 32, "tokens of an answer"),
+    ("--repeats", count, "N", 3, "batches of each kind, of which the median counts"),
+]
+STREAMING: list[Row] = [
+    ("--streams", count, "N", 256, "requests at once"),
+    ("--output-len", count, "N", 128, "tokens of an answer"),
+    ("--step-ms", natural, "N", 25, "time between steps in milliseconds; 0 is as fast as can be"),
+]
+KERNELS: list[Row] = [
+    ("--rows", listed(count), "N,N,…", [1, 2, 4, 8, 16, 32, 64], "sequences that decode together"),
+    ("--context", count, "N", 512, "tokens of each of them, and of the prompt of the prefill"),
+    ("--repeats", count, "N", 20, "steps of each kind, of which the fastest counts"),
+]
+QUALITY: list[Row] = [
+    ("--text", str, "FILE", None, "UTF-8 text to read (default: one that comes with Octavo)"),
+    ("--window", count, "N", 512, "tokens that are read together"),
+]
+SERVER: list[Row] = [
+    ("--model", str, "NAME", None, "the model's name (default: the first of /v1/models)"),
+    ("--endpoint", (COMPLETIONS, CHAT), "", None, f"(default: {COMPLETIONS}, and {CHAT} for chats)"),
+    ("--api-key", str, "TEXT", None, "bearer token (default: OPENAI_API_KEY of the environment)"),
+    ("--header", header, "KEY=VALUE …", [], "headers of each request"),
+    ("--extra-body", json_object, "JSON", None, "fields of each request; null takes one away"),
+    ("--temperature", number(0), "X", None, "of sampling (default: the server's)"),
+    ("--ignore-eos", EITHER, "", None, "answers run to their full length (default: on for generated prompts)"),
+    ("--insecure", SWITCH, "", False, "do not verify the server's certificate"),
+    ("--ready-check-timeout-sec", number(0), "SECONDS", 0.0, "how long to wait for the server"),
+    ("--request-timeout-sec", positive, "SECONDS", 3600.0, "for a whole answer"),
+]
+DATA: list[Row] = [
+    ("--dataset-name", (*GENERATED, FILE), "", None, f"(default: random, or {FILE} with --dataset-path)"),
+    ("--dataset-path", str, "FILE", None, "lines of JSON with prompt, messages or turns, and output_len"),
+    ("--input-len", lengths, "N|LOW-HIGH", Lengths(1024, 1024), "tokens of a random prompt or turn"),
+    ("--output-len", lengths, "N|LOW-HIGH", Lengths(128, 128), "tokens of an answer"),
+    ("--random-range-ratio", number(0, high=0.999), "X", 0.0, "draw lengths from (1 - X) to (1 + X) times those"),
+    ("--random-prefix-len", natural, "N", 0, "tokens that all random prompts begin with, on top"),
+    ("--prefix-repetition-prefix-len", count, "N", 256, "tokens of a shared prefix"),
+    ("--prefix-repetition-suffix-len", count, "N", 256, "tokens after it"),
+    ("--prefix-repetition-num-prefixes", count, "N", 10, "different prefixes"),
+    ("--turns", count, "N", None, "requests of a chat of multi_turn (default: 4)"),
+]
+RESULTS: list[Row] = [
+    ("--percentile-metrics", listed(metric), "NAMES", ["ttft", "tpot", "itl", "e2el"], f"of {', '.join(METRICS)}"),
+    ("--metric-percentiles", listed(number(0, high=100)), "N,N,…", [90.0, 99.0], "of each of them"),
+    ("--html", str, "FILE", None, "write a report with plots"),
+    ("--plot-timeline", SWITCH, "", False, "write that report beside the saved result"),
+    ("--save-result", SWITCH, "", False, "write the JSON document to a file"),
+    ("--save-detailed", SWITCH, "", False, "with the times and texts of each request"),
+    ("--result-dir", str, "FOLDER", ".", "where to"),
+    ("--result-filename", str, "NAME", None, "named how (default: label, rate, model and time)"),
+    ("--label", str, "TEXT", "octavo", "kept in the result"),
+    ("--metadata", pair, "KEY=VALUE …", [], "kept in the result"),
+    ("--disable-tqdm", SWITCH, "", False, "no progress bar"),
+]
+ARRIVALS: list[Row] = [
+    (
+        "--burstiness",
+        rate,
+        "X",
+        1.0,
+        "shape of the intervals' gamma distribution: 1 is Poisson, less is burstier, inf is even",
+    ),
+    ("--max-concurrency", count, "N", None, "most requests at once; at a rate, the wait for a place counts as latency"),
+    ("--think-time", number(0), "SECONDS", 0.0, "between an answer and the next turn of its chat"),
+    ("--probe-request-rate", number(0), "X", 0.0, "requests of one token per second beside the load, reported apart"),
+    ("--num-warmups", natural, "N", 0, "requests before the measurement"),
+    ("--seed", natural, "N", 0, "of lengths, prompts and arrivals"),
+]
+LIMITS = "limits in milliseconds of ttft, tpot, e2el"
+LOAD: list[Row] = [
+    ("--num-prompts", count, "N", 100, "samples of a run"),
+    (
+        "--request-rate",
+        listed(rate),
+        "X[,X…]",
+        [math.inf],
+        "samples per second; several are runs of their own; inf: all at once",
+    ),
+    ("--ramp-up-strategy", ("linear", "exponential"), "", None, "let the rate grow during the run"),
+    ("--ramp-up-start-rps", positive, "X", None, "samples per second at its beginning"),
+    ("--ramp-up-end-rps", positive, "X", None, "samples per second at its end"),
+    ("--repeats", count, "N", None, "runs, for confidence intervals (default: 1; with --compare 3)"),
+    ("--compare", url, "URL", None, "a second server: runs alternate, and ratios are printed"),
+    ("--goodput", objective, "NAME:MS …", [], f"{LIMITS}; goodput counts the requests that keep them all"),
+]
+SEARCH: list[Row] = [
+    ("--goodput", objective, "NAME:MS …", REQUIRED, f"{LIMITS}, which a request keeps together"),
+    ("--attainment", number(0, above=True, high=1), "X", 0.9, "share of the requests that must keep them"),
+    ("--start-rate", positive, "X", 1.0, "samples per second of the first run"),
+    ("--max-rate", positive, "X", 1000.0, "samples per second that are enough"),
+    ("--duration", positive, "SECONDS", 30.0, "for which each rate is offered"),
+    ("--precision", number(0.01), "X", 0.1, "relative distance of the rates at which the search ends"),
+]
+CLIENT = {"server": SERVER, "data": DATA, "results": RESULTS, "arrivals": ARRIVALS}
+
+BENCHMARKS: dict[str, tuple[str, dict[str, list[Row]]]] = {
+    "throughput": ("tokens per second of many prompts, without HTTP", {"options": THROUGHPUT}),
+    "latency": ("time to first token and per token, by batch size and context", {"options": LATENCY}),
+    "streaming": ("processor time of the API process per streamed token, without a model", {"options": STREAMING}),
+    "kernels": ("each C++ kernel against what the machine can do", {"options": KERNELS}),
+    "quality": ("what the weights' type costs against float32", {"options": QUALITY}),
+    "serve": ("load on a server of any make, over HTTP", CLIENT | {"load": LOAD}),
+    "sweep": ("the highest rate at which it keeps limits", CLIENT | {"search": SEARCH}),
+}
+"""The benchmarks: what each measures, and its flags in groups."""
 
 
 def add_benchmarks(bench: Parser) -> dict[str, Parser]:
-    """The parsers of the benchmarks, by name."""
+    """Add a parser for each of the benchmarks; returns them by name."""
     kinds = bench.add_subparsers(dest="bench", required=True, metavar="WHAT")
-    helps: dict[str, tuple[str, Callable[[Parser], None]]] = {
-        "throughput": ("tokens per second of many prompts, without HTTP", _add_throughput_flags),
-        "latency": ("time to first token and per token, by batch size and context", _add_latency_flags),
-        "streaming": ("processor time of the API process per streamed token, without a model", _add_streaming_flags),
-        "kernels": ("each C++ kernel against what the machine can do", _add_kernel_flags),
-        "quality": ("what the weights' type costs against float32", _add_quality_flags),
-        "serve": ("load on a server of any make, over HTTP", partial(add_serve_flags, count=count, lengths=lengths)),
-        "sweep": ("the highest rate at which it keeps limits", partial(add_sweep_flags, count=count, lengths=lengths)),
-    }
     parsers = {}
-    for name, (text, add_flags) in helps.items():
-        parsers[name] = kinds.add_parser(name, help=text)
-        add_flags(parsers[name])
+    for name, (text, groups) in BENCHMARKS.items():
+        parser = parsers[name] = kinds.add_parser(name, help=text)
+        if f"bench {name}" in CLIENTS:
+            parser.add_argument("url", type=url, metavar="URL", help="an OpenAI-style server, as http://localhost:8000")
+        for title, rows in groups.items():
+            group = parser if title == "options" else parser.add_argument_group(title)
+            for row in rows:
+                _add(group, *row)
+    parsers["sweep"].set_defaults(
+        ramp_up_strategy=None, compare=None, repeats=1, request_rate=[math.inf], num_prompts=1
+    )
     return parsers
 
 
-def _add(parser: Parser, flag: str, kind: Callable[[str], Any], metavar: str, default: Any, text: str) -> None:
-    shown = ",".join(map(str, default)) if isinstance(default, list) else str(default)
-    parser.add_argument(flag, type=kind, metavar=metavar, default=default, help=f"{text} (default: {shown})")
-
-
-def _add_throughput_flags(parser: Parser) -> None:
-    parser.add_argument("--dataset", metavar="FILE", help="lines of JSON with prompt and max_tokens")
-    _add(parser, "--num-prompts", count, "N", 32, "random prompts")
-    _add(parser, "--input-len", lengths, "N|LOW-HIGH", Lengths(128, 128), "tokens of a random prompt")
-    _add(parser, "--output-len", lengths, "N|LOW-HIGH", Lengths(128, 128), "tokens of an answer")
-
-
-def _add_latency_flags(parser: Parser) -> None:
-    _add(parser, "--batch-sizes", counts, "N,N,…", [1, 4, 16], "requests at once")
-    _add(parser, "--input-lens", counts, "N,N,…", [128, 1024], "tokens of a random prompt")
-    _add(parser, "--output-len", count, "N", 32, "tokens of an answer")
-    _add(parser, "--repeats", count, "N", 3, "batches of each kind, of which the median counts")
-
-
-def _add_streaming_flags(parser: Parser) -> None:
-    _add(parser, "--streams", count, "N", 256, "requests at once")
-    _add(parser, "--output-len", count, "N", 128, "tokens of an answer")
-    _add(parser, "--step-ms", milliseconds, "N", 25, "time between steps in milliseconds; 0 is as fast as can be")
-
-
-def _add_kernel_flags(parser: Parser) -> None:
-    _add(parser, "--rows", counts, "N,N,…", [1, 2, 4, 8, 16, 32, 64], "sequences that decode together")
-    _add(parser, "--context", count, "N", 512, "tokens of each of them, and of the prompt of the prefill")
-    _add(parser, "--repeats", count, "N", 20, "steps of each kind, of which the fastest counts")
-
-
-def _add_quality_flags(parser: Parser) -> None:
-    parser.add_argument("--text", metavar="FILE", help="UTF-8 text to read (default: one that comes with Octavo)")
-    _add(parser, "--window", count, "N", 512, "tokens that are read together")
+def _add(group: Any, name: str, kind: Any, metavar: str, default: Any, text: str) -> None:
+    if kind is not SWITCH and default not in (None, REQUIRED, []):
+        each = default if isinstance(default, list) else [default]
+        shown = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in each)
+        text = f"{text} (default: {shown})"
+    options: dict[str, Any] = {"required": True} if default is REQUIRED else {"default": default}
+    if kind in (SWITCH, EITHER):
+        options["action"] = kind
+    elif isinstance(kind, tuple):
+        options["choices"] = kind
+    else:
+        options |= {
+            "type": kind,
+            "metavar": metavar.removesuffix(" …"),
+            "nargs": "+" if metavar.endswith(" …") else None,
+        }
+    group.add_argument(name, help=text, **options)

@@ -1,38 +1,66 @@
-"""What every benchmark prints: a table, then one line of JSON with the machine and the versions."""
+"""What the benchmarks print and save: tables, vLLM's block of figures, and one JSON document as the last line."""
 
+import argparse
 import json
+import math
 import platform
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from configs.errors import UsageError
 from configs.settings import EngineConfig
 from engine.machine import free_memory, usable_cores
-from engine.messages import CoreReady
 from server.version import version
+
+from .flags import METRICS
+from .load import Bench
+from .measure import Trial, details, errors_of, kinds, whole
+
+WIDTH, LABEL_WIDTH = 50, 40
+MAX_ERRORS = 5
+NOT_SAVED = ("api_key", "header", "extra_body", "lines", "bench", "command", "module")
+"""Arguments that stay out of the document: keys, what is long, and which command it was."""
+
+WRONG = "not valid: the client was the bottleneck"
+
+COUNTS = {
+    "completed": "Successful requests:",
+    "failed": "Failed requests:",
+    "duration": "Benchmark duration (s):",
+    "total_input_tokens": "Total input tokens:",
+    "total_cached_tokens": "Cached input tokens:",
+    "total_output_tokens": "Total generated tokens:",
+}
+RATES = {
+    "request_throughput": "Request throughput (req/s):",
+    "request_goodput": "Request goodput (req/s):",
+    "output_throughput": "Output token throughput (tok/s):",
+    "max_output_tokens_per_s": "Peak output token throughput (tok/s):",
+    "peak_concurrent_requests": "Peak concurrent requests:",
+    "total_token_throughput": "Total token throughput (tok/s):",
+}
+PROBES = {
+    "probe_completed": "Probe requests completed:",
+    "probe_failed": "Probe requests failed:",
+    "probe_median_e2el_ms": "Median probe E2EL (ms):",
+    "probe_p99_e2el_ms": "P99 probe E2EL (ms):",
+    "probe_max_e2el_ms": "Max probe E2EL (ms):",
+}
 
 
 def print_report(benchmark: str, config: EngineConfig, body: Mapping[str, Any]) -> None:
-    """The last line: the figures, and what they were measured on."""
-    document = {
-        "benchmark": benchmark,
-        "model": config.model,
-        **body,
-        "hardware": hardware(),
-        "versions": {"octavo": version(), "python": platform.python_version(), "torch": metadata.version("torch")},
-        "settings": msgspec.to_builtins(config),
-    }
-    print(json.dumps(document))
-
-
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Right-aligned; the caller rounds."""
-    widths = [max(len(str(cell)) for cell in column) for column in zip(columns, *rows, strict=True)]
-    for row in (columns, *rows):
-        print("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)))
+    """The last line of a benchmark of a model: the figures, and what they were measured on."""
+    head = {"benchmark": benchmark, "model": config.model}
+    print(
+        json.dumps(
+            {**head, **body, **_machine(torch=metadata.version("torch")), "settings": msgspec.to_builtins(config)}
+        )
+    )
 
 
 def print_row(cells: Sequence[object]) -> None:
@@ -40,19 +68,23 @@ def print_row(cells: Sequence[object]) -> None:
     print("".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
-def engine_facts(info: CoreReady) -> dict[str, Any]:
-    """What runs, as the engine says."""
-    names = ("dtype", "quantization", "device", "attention_backend", "num_threads")
-    return {name: getattr(info, name) for name in names}
+def print_lines(report: Mapping[str, Any], forms: Mapping[str, str]) -> None:
+    """A line for each of the named figures, in its form."""
+    for name, form in forms.items():
+        print(f"{name.replace('_', ' '):26}{form.format(report[name]):>12}")
 
 
-def hardware() -> dict[str, Any]:
-    return {
+def _machine(**versions: str) -> dict[str, Any]:
+    hardware = {
         "processor": processor_name(),
         "machine": platform.machine(),
         "usable_cores": usable_cores(),
         "free_memory_gib": round(free_memory() / 2**30, 1),
         "system": platform.platform(),
+    }
+    return {
+        "hardware": hardware,
+        "versions": {"octavo": version(), "python": platform.python_version(), **versions},
     }
 
 
@@ -65,3 +97,149 @@ def processor_name() -> str:
     except OSError:
         pass
     return platform.processor() or "unknown"
+
+
+def block(trial: Trial, arguments: argparse.Namespace) -> str:
+    """vLLM's block of figures. Where runs were repeated, ± is half of the 95 % confidence interval."""
+    found = trial.combined
+    lines = [" Serving Benchmark Result ".center(WIDTH, "=")]
+    lines += _lines(found, {name: label for name, label in COUNTS.items() if "cached" not in name or found[name]})
+    if arguments.max_concurrency is not None:
+        lines.append(f"{'Maximum request concurrency:':<{LABEL_WIDTH}} {arguments.max_concurrency}")
+    if math.isfinite(trial.rate):
+        lines.append(f"{'Request rate configured (RPS):':<{LABEL_WIDTH}} {trial.rate:.2f}")
+    lines += _lines(found, {name: RATES[name] for name in RATES if name != "request_goodput" or arguments.goodput})
+    for metric in arguments.percentile_metrics:
+        lines.append(METRICS[metric][1].center(WIDTH, "-"))
+        names = latency_names(metric, arguments.metric_percentiles)
+        lines += _lines(found, {name: f"{label}:" for name, label in names.items()})
+    if "probe_completed" in found:
+        lines += ["Probe Requests".center(WIDTH, "-"), *_lines(found, PROBES)]
+    lines += _client_lines(found["client"]) + notes_of(trial)
+    errors = errors_of(trial.responses)
+    lines += [f"{count} x {text}" for text, count in list(errors.items())[:MAX_ERRORS]]
+    if len(errors) > MAX_ERRORS:
+        lines.append(f"and {len(errors) - MAX_ERRORS} more kinds of errors")
+    return "\n".join([*lines, "=" * WIDTH])
+
+
+def latency_names(metric: str, percentiles: Sequence[float]) -> dict[str, str]:
+    """The figures of a metric, and how they are called."""
+    words = (f"{name.split('_')[0].capitalize()} {METRICS[metric][0]} (ms)" for name in kinds(metric, percentiles))
+    return dict(zip(kinds(metric, percentiles), words, strict=True))
+
+
+def _lines(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
+    lines = []
+    for name, label in labels.items():
+        value = found[name]
+        text = f"{value:.2f}" if isinstance(value, float) else "-" if value is None else str(value)
+        if name in found["client"]["reasons"]:
+            text = WRONG
+        if around := found.get("confidence_95", {}).get(name):
+            text += f" ± {(around[1] - around[0]) / 2:.2f}"
+        lines.append(f"{label:<{LABEL_WIDTH}} {text}")
+    return lines
+
+
+def _client_lines(client: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "Client".center(WIDTH, "-"),
+        f"{'Client share of one core:':<{LABEL_WIDTH}} {client['cpu_share']:.0%}",
+        f"{'P99 client event loop lag (ms):':<{LABEL_WIDTH}} {client['p99_loop_lag_ms']:.2f}",
+        f"{'P99 late sends (ms):':<{LABEL_WIDTH}} {client['p99_late_send_ms']:.2f}",
+    ]
+    by_reason: dict[str, list[str]] = {}
+    for name, why in client["reasons"].items():
+        by_reason.setdefault(why, []).append(name)
+    return lines + [f"THE CLIENT WAS THE BOTTLENECK: {why}: {', '.join(names)}" for why, names in by_reason.items()]
+
+
+def notes_of(trial: Trial) -> list[str]:
+    """What a reader of the figures must know."""
+    notes = []
+    if uncounted := sum(not response.has_usage for response in whole(trial.responses)):
+        notes.append(f"{uncounted} answers had no usage: their events were counted as tokens, their input as 0")
+    if any(run.stopped for run in trial.runs):
+        notes.append("ended early: the limits could not be kept any more")
+    if trial.interrupted:
+        notes.append("interrupted: requests that were under way are left out")
+    return notes
+
+
+def trial_json(trial: Trial, arguments: argparse.Namespace, *, detailed: bool = False) -> dict[str, Any]:
+    """How the load was offered, and the figures; `detailed` with each request."""
+    load: dict[str, Any] = {
+        "num_prompts": arguments.num_prompts,
+        "request_rate": _plain(trial.rate),
+        "burstiness": _plain(arguments.burstiness),
+        "max_concurrency": arguments.max_concurrency,
+    }
+    if arguments.ramp_up_strategy is not None:
+        names = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
+        load |= {name: getattr(arguments, name) for name in names}
+    found = {**load, **trial.combined, "interrupted": trial.interrupted, "notes": notes_of(trial)}
+    if errors := errors_of(trial.responses):
+        found["error_counts"] = errors
+    return {**found, **details(trial)} if detailed else found
+
+
+def _plain(value: Any) -> Any:
+    """A flag's value for JSON, which knows no infinity."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, float, str, dict)) else str(value)
+
+
+def publish(
+    benchmark: str,
+    arguments: argparse.Namespace,
+    bench: Bench,
+    make_page: Callable[[], str],
+    make_body: Callable[[bool], Mapping[str, Any]],
+) -> None:
+    """Save the document and the page with plots where they were asked for, and print the document as the last line.
+
+    `make_body` makes the figures; true is given for those of each request as well. Raises `UsageError` when a file
+    cannot be written.
+    """
+
+    def document(*, detailed: bool) -> str:
+        settings = {name: _plain(value) for name, value in vars(arguments).items() if name not in NOT_SAVED}
+        head = {
+            "benchmark": benchmark,
+            "date": time.strftime("%Y%m%d-%H%M%S"),
+            "backend": "openai-chat" if "chat" in bench.target.endpoint else "openai",
+            "label": arguments.label,
+            "model_id": bench.target.model,
+            "prompts": bench.prompts,
+            **dict(arguments.metadata),
+        }
+        return json.dumps({**head, **make_body(detailed), **_machine(), "settings": settings})
+
+    path = _result_path(arguments, bench.target.model)
+    files = {path: document(detailed=arguments.save_detailed)} if arguments.save_result else {}
+    pages = [path.with_suffix(".html")] if arguments.plot_timeline else []
+    pages += [Path(arguments.html)] if arguments.html else []
+    files |= dict.fromkeys(pages, make_page()) if pages else {}
+    for file, text in files.items():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"cannot write {file}: {error.strerror}") from error
+        print(f"Written: {file}")
+    print(document(detailed=False))
+
+
+def _result_path(arguments: argparse.Namespace, model: str) -> Path:
+    if arguments.result_filename:
+        return Path(arguments.result_dir, arguments.result_filename)
+    rate = ",".join(f"{rate:g}" for rate in arguments.request_rate)
+    if arguments.ramp_up_strategy is not None:
+        rate = f"ramp-up-{arguments.ramp_up_strategy}-{arguments.ramp_up_start_rps:g}-{arguments.ramp_up_end_rps:g}"
+    limit = f"-concurrency{arguments.max_concurrency}" if arguments.max_concurrency is not None else ""
+    name = f"{arguments.label}-{rate}qps{limit}-{model.rsplit('/', 1)[-1]}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+    return Path(arguments.result_dir, name)

@@ -1,0 +1,244 @@
+"""One HTML file without outside assets: latency by rate, percentiles, timeline, and the figures.
+
+Plots are inline SVG, coloured by the page's CSS variables, so that they follow its light or dark scheme.
+"""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from xml.sax.saxutils import escape, quoteattr
+
+import numpy as np
+
+from .flags import METRICS
+from .load import Run
+from .measure import Trial, concurrency, samples, tokens_by_second, whole
+from .report import block
+from .target import Response
+
+WIDTH, HEIGHT = 760, 320
+LEFT, RIGHT, TOP, BOTTOM = 64, 600, 16, 272
+"""The plotting area; the legend stands to its right."""
+NUM_TICKS = 6
+MAX_ROWS = 400
+"""Requests in the timeline."""
+NUM_GROUPS = 12
+PERCENTILES = [*range(1, 100), 99.5, 99.9]
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --grid: #d8dee4; --c0: #1b6ca8; --c1: #c2410c;
+  --c2: #2e7d32; --c3: #7b4fa3; --c4: #a16207; --c5: #0e7490; --bad: #b91c1c; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --grid: #30363d; --c0: #6cb6ff;
+  --c1: #ff9a5c; --c2: #6fdd8b; --c3: #d2a8ff; --c4: #e3b341; --c5: #56d4dd; --bad: #ff7b72; } }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem;
+  margin: 2rem auto; padding: 0 1rem; }
+figure { margin: 2rem 0; } figcaption { font-weight: 600; } pre { overflow-x: auto; } .bad { color: var(--bad); }
+svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--ink); } svg line { stroke: var(--grid); }
+polyline { fill: none; stroke-width: 2; }
+"""
+Point = tuple[float, float]
+
+
+class Line(NamedTuple):
+    """A line of a plot; those of limits are dashed, without dots."""
+
+    name: str
+    points: Sequence[Point]
+    dashed: bool = False
+
+
+def page(title: str, trials: Sequence[tuple[str, Trial]], arguments: argparse.Namespace, text: str = "") -> str:
+    """A well-formed document. Each trial has a name; `text`: lines that stand before the plots."""
+    parts = [f"<h1>{escape(title)}</h1>"]
+    if wrong := [name for name, trial in trials if trial.combined["client"]["bottleneck"]]:
+        names = escape(", ".join(wrong))
+        parts.append(f'<p class="bad">The client was the bottleneck ({names}): see the figures below.</p>')
+    if text:
+        parts.append(f"<pre>{escape(text)}</pre>")
+    parts.append(_latency_by_rate([trial for _, trial in trials], arguments.goodput))
+    for name, trial in trials:
+        suffix = f", {name}" if len(trials) > 1 else ""
+        run = trial.runs[0]
+        parts += [_percentiles(f"Percentiles{suffix}", trial), _timeline(f"Timeline{suffix}", run)]
+        parts.append(_flow(f"Requests under way, and output tokens per second{suffix}", run))
+        parts.append(f"<h2>{escape(name)}</h2><pre>{escape(block(trial, arguments))}</pre>")
+    head = f'<head><meta charset="utf-8"/><title>{escape(title)}</title><style>{STYLE}</style></head>'
+    body = "\n".join(filter(None, parts))
+    return f'<!DOCTYPE html>\n<html lang="en">{head}<body>\n{body}\n</body></html>\n'
+
+
+def _latency_by_rate(trials: Sequence[Trial], goodput: dict[str, float]) -> str:
+    """A point per trial; of a single one, a point per group of requests that followed each other."""
+    title = "Latency by rate"
+    points = [(_offered(trial), whole(trial.responses)) for trial in trials]
+    if len(trials) == 1:
+        title += " within the run, in groups of requests that followed each other"
+        points = [_group(group) for run in trials[0].runs for group in _consecutive(whole(run.responses))]
+    points = sorted(((rate, group) for rate, group in points if rate and group), key=lambda point: point[0])
+    lines = [
+        Line(f"{what} {METRICS[metric][0]}", [(x, _ms(samples(group, metric), rank)) for x, group in points])
+        for metric in ("e2el", "ttft")
+        for what, rank in (("median", 50), ("P99", 99))
+    ]
+    ends = [points[0][0], points[-1][0]] if points else []
+    limits = {name: limit for name, limit in goodput.items() if name != "tpot"}
+    lines += [Line(f"limit of {METRICS[m][0]}", [(x, y) for x in ends], dashed=True) for m, y in limits.items()]
+    return _line_plot(title, "requests per second", "milliseconds", lines, log_y=True)
+
+
+def _offered(trial: Trial) -> float:
+    """Requests per second; what came of it in a closed loop."""
+    seconds = sum(run.duration for run in trial.runs)
+    return trial.rate if math.isfinite(trial.rate) else len(trial.responses) / seconds if seconds else 0.0
+
+
+def _consecutive(responses: Sequence[Response]) -> list[list[Response]]:
+    ordered = sorted(responses, key=lambda response: response.due)
+    size = max(2, -(-len(ordered) // NUM_GROUPS))
+    return [ordered[begin : begin + size] for begin in range(0, len(ordered), size)]
+
+
+def _group(ordered: list[Response]) -> tuple[float, list[Response]]:
+    """With the rate of the arrivals, 0 when there is no telling."""
+    seconds = ordered[-1].due - ordered[0].due
+    return (len(ordered) - 1) / seconds if seconds > 0 else 0.0, ordered
+
+
+def _ms(seconds: Sequence[float], rank: float) -> float:
+    return float(np.percentile(seconds, rank)) * 1e3
+
+
+def _percentiles(title: str, trial: Trial) -> str:
+    lines = [
+        Line(METRICS[metric][0], [(rank, _ms(values, rank)) for rank in PERCENTILES])
+        for metric in ("e2el", "ttft", "tpot", "itl")
+        if (values := samples(whole(trial.responses), metric))
+    ]
+    return _line_plot(title, "percentile", "milliseconds", lines, log_y=True)
+
+
+def _flow(title: str, run: Run) -> str:
+    """Both as shares of their peaks, which their names tell."""
+    tokens = tokens_by_second(whole(run.responses), run.began)
+    steps = concurrency(run.responses, run.began)
+    if not tokens:
+        return ""
+    peak_tokens, peak_level = max(tokens), max(level for _, level in steps)
+    picked = steps[:: -(-len(steps) // 500)]
+    corners = [(time, before) for (time, _), (_, before) in zip(picked[1:], picked, strict=False)]
+    stairs = sorted([*corners, *picked], key=lambda step: step[0])
+    lines = [
+        Line(f"requests, peak {peak_level}", [(time, 100 * level / peak_level) for time, level in stairs]),
+        Line(f"tokens/s, peak {peak_tokens:.0f}", [(s + 0.5, 100 * n / peak_tokens) for s, n in enumerate(tokens)]),
+    ]
+    return _line_plot(title, "seconds", "% of the peak", lines)
+
+
+def _timeline(title: str, run: Run) -> str:
+    """A row per request, evenly picked when there are too many."""
+    ordered = sorted(run.responses, key=lambda response: response.due)
+    ordered = ordered[:: -(-len(ordered) // MAX_ROWS) or 1]
+    if not ordered:
+        return ""
+    to_x, parts = _axis(_ticks([0.0, *(response.end - run.began for response in ordered)]), "seconds")
+    height = (BOTTOM - TOP) / len(ordered)
+    for index, response in enumerate(ordered):
+        first = response.token_times[0] if response.token_times else response.end
+        xs = [to_x(max(0.0, time - run.began)) for time in (response.due, response.started, first, response.end)]
+        boxes = [
+            f'<rect style="fill: var(--{"bad" if response.error else colour})" x="{begin:.2f}" '
+            f'y="{TOP + index * height:.2f}" width="{max(0.3, end - begin):.2f}" height="{min(12.0, height):.2f}"/>'
+            for colour, begin, end in zip(("c4", "c1", "c0"), xs, xs[1:], strict=False)
+            if end > begin
+        ]
+        how = "failed" if response.error else "answered"
+        parts.append(f"<g><title>request {index + 1}: {how} after {response.e2el:.3f} s</title>{''.join(boxes)}</g>")
+    legend = {"client queue": "c4", "to first token": "c1", "tokens": "c0", "failed": "bad"}
+    return _figure(title, [*parts, _axis_label("requests"), *_legend(legend)])
+
+
+def _line_plot(title: str, x_label: str, y_label: str, lines: Sequence[Line], *, log_y: bool = False) -> str:
+    """Nothing for no points."""
+    lines = [line for line in lines if line.points]
+    if not lines:
+        return ""
+    xs, ys = ([point[axis] for line in lines for point in line.points] for axis in (0, 1))
+    to_x, parts = _axis(_ticks(xs), x_label)
+    to_y, others = _axis(_decades(ys) if log_y else _ticks([0.0, *ys]), y_label, vertical=True, log=log_y)
+    parts += others
+    for index, line in enumerate(lines):
+        style = f"stroke: var(--c{index % 6})" + ("; stroke-dasharray: 5 4" if line.dashed else "")
+        points = [(f"{to_x(x):.1f}", f"{to_y(y):.1f}", f"{line.name}: {y:.4g} at {x:.4g}") for x, y in line.points]
+        parts.append(f'<polyline style="{style}" points="{" ".join(f"{x},{y}" for x, y, _ in points)}"/>')
+        if not line.dashed and len(points) <= 60:
+            dot = f'<circle style="fill: var(--c{index % 6})" r="3"'
+            parts += [f'{dot} cx="{x}" cy="{y}"><title>{escape(text)}</title></circle>' for x, y, text in points]
+    return _figure(title, [*parts, *_legend({line.name: f"c{index % 6}" for index, line in enumerate(lines)})])
+
+
+def _figure(title: str, parts: Sequence[str]) -> str:
+    head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label={quoteattr(title)}>'
+    return "\n".join([f"<figure><figcaption>{escape(title)}</figcaption>", head, *parts, "</svg></figure>"])
+
+
+def _text(x: float, y: float, text: str, anchor: str = "start", more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
+
+
+def _legend(colours: dict[str, str]) -> list[str]:
+    parts = []
+    for index, (name, colour) in enumerate(colours.items()):
+        box = f'<rect style="fill: var(--{colour})" x="{RIGHT + 8}" y="{TOP + 20 * index}" width="12" height="12"/>'
+        parts += [box, _text(RIGHT + 26, TOP + 20 * index + 10, name)]
+    return parts
+
+
+def _axis_label(label: str) -> str:
+    """Of the vertical axis."""
+    middle = (TOP + BOTTOM) / 2
+    return _text(14, middle, label, "middle", f' transform="rotate(-90 14 {middle})"')
+
+
+def _axis(
+    ticks: Sequence[float], label: str, *, vertical: bool = False, log: bool = False
+) -> tuple[Callable[[float], float], list[str]]:
+    """From values to pixels, and the grid. What a logarithm cannot show lies at the beginning."""
+    begin, end = (BOTTOM, TOP) if vertical else (LEFT, RIGHT)
+    place = (lambda value: math.log(max(value, ticks[0]))) if log else float
+    low, high = place(ticks[0]), place(ticks[-1])
+
+    def scale(value: float) -> float:
+        return begin + (end - begin) * (place(value) - low) / (high - low)
+
+    parts = [_axis_label(label) if vertical else _text((LEFT + RIGHT) / 2, BOTTOM + 38, label, "middle")]
+    for tick in ticks:
+        at = scale(tick)
+        if vertical:
+            parts += [f'<line x1="{LEFT}" y1="{at:.1f}" x2="{RIGHT}" y2="{at:.1f}"/>']
+            parts += [_text(LEFT - 8, at + 4, f"{tick:g}", "end")]
+        else:
+            parts += [f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{BOTTOM}"/>']
+            parts += [_text(at, BOTTOM + 18, f"{tick:g}", "middle")]
+    return scale, parts
+
+
+def _ticks(values: Sequence[float]) -> list[float]:
+    """Round numbers around all values, at least two."""
+    low, high = min(values), max(values)
+    span = high - low
+    if span <= 1e-6 * max(abs(high), 1e-3):  # too narrow for ticks of its own
+        span = max(abs(high), 1e-6)
+    step = 10 ** math.floor(math.log10(span / NUM_TICKS))
+    step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= NUM_TICKS)
+    first = math.floor(low / step)
+    return [round(index * step, 10) for index in range(first, max(math.ceil(high / step), first + 1) + 1)]
+
+
+def _decades(values: Sequence[float]) -> list[float]:
+    """1, 2, 5, 10, …: from the last at most the least positive value to the first at least the greatest."""
+    low = max(min((value for value in values if value > 0), default=1.0), 1e-9)
+    steps = [factor * 10.0**power for power in range(-9, 10) for factor in (1, 2, 5)]
+    first = max(index for index, step in enumerate(steps) if step <= low)
+    last = next(index for index, step in enumerate(steps) if step >= max(*values, low) and index > first)
+    return steps[first : last + 1]
