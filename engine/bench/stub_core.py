@@ -6,21 +6,25 @@ every STEP_MS milliseconds, or as fast as they can be sent when it is 0.
 
 import sys
 import time
+from collections.abc import Iterable
 
 import msgspec
 
 from engine.core_process import connect
 from engine.messages import (
-    NO_STATS,
+    AbortRequests,
     AddRequest,
     CoreReady,
     FromCore,
-    GetSnapshot,
     Snapshot,
     StepOutputs,
+    StepStats,
     ToCore,
     TokenOutput,
 )
+from scheduler.request import Request
+from scheduler.stop import stop_cause
+from scheduler.timeline import Chunk, Counters
 
 READY = CoreReady(
     architecture="stub",
@@ -41,51 +45,112 @@ READY = CoreReady(
 
 
 class StubCore:
-    """The running requests and how many tokens each has got."""
+    """The core's side of the messages. Every request is admitted at once and is said to hold one block."""
 
-    def __init__(self) -> None:
-        self._running: dict[str, tuple[AddRequest, int]] = {}
+    def __init__(self, ready: CoreReady = READY, step_seconds: float = 0.0) -> None:
+        """The statistics say that each step took `step_seconds`."""
+        self.ready = ready
+        self.requests: dict[str, Request] = {}
+        """Those that run, by their ids."""
+        self.counters = Counters()
+        self.num_waiting = 0
+        self.wait_cause: str | None = None
+        self._step_seconds = step_seconds
+        self._last_step = (0.0, 0)  # when it was, and its tokens
 
     def take(self, message: ToCore) -> FromCore | None:
         """Returns the answer, where there is one at once."""
         if isinstance(message, AddRequest):
-            self._running[message.request_id] = (message, 0)
+            self._add(message)
             return None
-        if isinstance(message, GetSnapshot):
-            return Snapshot(NO_STATS, [], bytes(1))
-        for request_id in message.request_ids:
-            self._running.pop(request_id, None)
-        return StepOutputs([TokenOutput(request_id=name, finish_reason="abort") for name in message.request_ids])
+        if isinstance(message, AbortRequests):
+            for request_id in message.request_ids:
+                self.requests.pop(request_id, None)
+            return StepOutputs([TokenOutput(request_id=name, finish_reason="abort") for name in message.request_ids])
+        return Snapshot(self.stats(), [], bytes(1))
 
-    def step(self) -> list[TokenOutput]:
-        outputs = []
-        for request_id, (request, count) in list(self._running.items()):
-            ids, limit = request.prompt_token_ids, request.sampling_params.max_tokens
-            ended = limit is not None and count + 1 >= limit
-            reason = "length" if ended else None
-            new_token_ids = [] if limit == 0 else [ids[count % len(ids)]]
-            outputs.append(TokenOutput(request_id=request_id, new_token_ids=new_token_ids, finish_reason=reason))
-            if ended:
-                del self._running[request_id]
-            else:
-                self._running[request_id] = (request, count + 1)
-        return outputs
+    def step(self, request_ids: Iterable[str] | None = None) -> StepOutputs:
+        """A token for every running request, or for those that are named."""
+        now = time.monotonic()
+        names = list(self.requests) if request_ids is None else [name for name in request_ids if name in self.requests]
+        self.counters.num_steps += 1
+        self.counters.num_step_requests += len(names)
+        self.counters.num_step_tokens += len(names)
+        self._last_step = (now, len(names))
+        outputs = [self._output(self.requests[name], now) for name in names]
+        for output in outputs:
+            if output.finish_reason is not None:
+                del self.requests[output.request_id]
+        return StepOutputs(outputs, self.stats())
+
+    def stats(self) -> StepStats:
+        time_of_step, num_tokens = self._last_step
+        return StepStats(
+            time=time_of_step,
+            num_running=len(self.requests),
+            num_waiting=self.num_waiting,
+            num_used_blocks=len(self.requests),
+            step_seconds=self._step_seconds,
+            step_tokens=num_tokens,
+            wait_cause=self.wait_cause,
+            counters=self.counters,
+        )
+
+    def next_token(self, request: Request) -> int:
+        return request.token_ids[request.num_output_tokens % request.num_prompt_tokens]
+
+    def output(self, request: Request, now: float) -> TokenOutput:
+        """The request's next token and, where it is the last one, why."""
+        if request.deadline is not None and now >= request.deadline:
+            return TokenOutput(request_id=request.request_id, finish_reason="timeout")
+        if not request.wants_output:
+            return TokenOutput(request_id=request.request_id, finish_reason="length")
+        request.token_ids.append(self.next_token(request))
+        reason, stop_id = stop_cause(request, self.ready.max_model_len) or (None, None)
+        new = request.token_ids[-1:]
+        return TokenOutput(request_id=request.request_id, new_token_ids=new, finish_reason=reason, stop_reason=stop_id)
+
+    def _add(self, message: AddRequest) -> None:
+        now, size = time.monotonic(), len(message.prompt_token_ids)
+        request = Request(
+            message.request_id,
+            message.prompt_token_ids,
+            message.sampling_params,
+            arrival_time=now,
+            eos_token_ids=message.eos_token_ids,
+            deadline=message.deadline,
+        )
+        request.timeline.admitted = now
+        request.timeline.add_chunk(Chunk(now, size, size, 1))
+        self.counters.num_prefix_queries += size
+        self.requests[message.request_id] = request
+
+    def _output(self, request: Request, now: float) -> TokenOutput:
+        """The next output, with the timeline where `TokenOutput` has it."""
+        output, timeline = self.output(request, now), request.timeline
+        if is_first := timeline.first_token is None:
+            timeline.note_first_token(now, self.counters)
+        if output.finish_reason is not None:
+            timeline.note_end(now, self.counters)
+        elif not is_first:
+            return output
+        return msgspec.structs.replace(output, timeline=timeline)
 
 
 def main() -> None:
     step_ms, folder, _ = sys.argv[1:]
     socket, _heartbeat = connect(folder)
     encoder, decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(ToCore)
-    socket.send(encoder.encode(READY))
-    core, due = StubCore(), 0.0
+    core, due = StubCore(step_seconds=float(step_ms) / 1e3), 0.0
+    socket.send(encoder.encode(core.ready))
     while True:
         if socket.poll(int(max(0.0, due - time.monotonic()) * 1e3)):
             if answer := core.take(decoder.decode(socket.recv())):
                 socket.send(encoder.encode(answer))
         elif time.monotonic() >= due:
             due = time.monotonic() + float(step_ms) / 1e3
-            if outputs := core.step():
-                socket.send(encoder.encode(StepOutputs(outputs)))
+            if core.requests:
+                socket.send(encoder.encode(core.step()))
 
 
 if __name__ == "__main__":

@@ -1,44 +1,200 @@
-"""An engine without a model: the face of `AsyncEngine`, a byte tokenizer, and text that the test scripts.
+"""A real `AsyncEngine` over `StubCore` in this process, with a byte tokenizer and text that the test scripts.
 
-Token ids 0-255 are bytes, 256 begins and 257 ends a sequence. A request gets `script` token by token (one byte
-each) and ends at its end, at a stop string or at max_tokens.
+Token ids 0-255 are bytes, 256 begins and 257 ends a sequence. A request gets `script` byte by byte and ends at its end,
+or before it as any request does. Its core steps only while somebody waits for an output, so that each is one token.
 """
 
 import asyncio
+import contextlib
 import os
-import sys
-import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any
 
-from configs.errors import ContextLengthExceeded, InvalidRequest, QueueFull, Unavailable
-from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
-from engine.input_processor import RenderedChat
-from engine.messages import CoreReady, Snapshot, StepStats, TokenLogprobs
-from engine.observer import Observer
-from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
+import msgspec
+import tokenizers
+from tokenizers import AddedToken, decoders
+from tokenizers.models import BPE
+
+from configs.errors import EngineDead, InvalidRequest, QueueFull, RequestFailed, Unavailable
+from configs.sampling import SamplingParams
+from engine.admission import WaitingRoom
+from engine.async_engine import AsyncEngine
+from engine.bench.stub_core import READY, StubCore
+from engine.input_processor import InputProcessor
+from engine.messages import AbortRequests, AddRequest, Snapshot, StepStats, ToCore, TokenLogprobs, TokenOutput
+from engine.outputs import OutputBatch
 from engine.supervisor import EngineHealth, Status
+from engine.text.tokenizer import Tokenizer
+from scheduler.request import Request
 from scheduler.timeline import Counters
-from tests.server.fake_core import FakeCore
 
 BOS, EOS, VOCAB_SIZE = 256, 257, 258
+STEP_SECONDS = 0.004
+"""What the core says of each step."""
 
 
-class ByteTokenizer:
-    def __init__(self, bos_token_id: int | None = BOS) -> None:
+class ByteTokenizer(Tokenizer):
+    def __init__(self, bos_token_id: int | None) -> None:
+        ids = {f"<0x{byte:02X}>": byte for byte in range(256)}
+        backend = tokenizers.Tokenizer(BPE(ids, [], byte_fallback=True))
+        backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+        backend.add_special_tokens([AddedToken(text, special=True) for text in ("<begin>", "<end>")])
+        super().__init__(backend, {"bos_token": "<begin>", "eos_token": "<end>"})
         self.bos_token_id = bos_token_id
+        self.eos_token_ids = (EOS,)
         self.special_texts: dict[str, int] = {}
-        self.special_tokens = {"bos_token": "<begin>", "eos_token": "<end>"}
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        prefix = [BOS] if add_special_tokens and text and self.bos_token_id is not None else []
+        return prefix + list(text.encode(errors="replace"))
 
     def special_id(self, text: str) -> int | None:
         return self.special_texts.get(text)
 
-    def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < 256 else b"<end>"
 
-    def token(self, token_id: int) -> str:
-        return f"<0x{token_id:02X}>"
+class FakeInputs(InputProcessor):
+    """Chats become their messages' contents."""
+
+    chat_template: str | None = None
+    own_tool_template: str | None = None
+
+    def __init__(self, bos_token_id: int | None, default_sampling: dict[str, Any]) -> None:
+        self.model = "fake"
+        self.tokenizer = ByteTokenizer(bos_token_id)
+        self.checkpoint = SimpleNamespace(config=SimpleNamespace(has_head=True))
+        self.default_sampling = default_sampling
+        self.default_pooling = "last"
+        self.template_kwargs: dict[str, Any] = {}
+        self.messages: list[dict[str, Any]] = []
+        self._sequences_of, self._parts_of = self._encode_words, self._find_parts
+
+    @property
+    def tool_template(self) -> str | None:
+        return self.own_tool_template or self.chat_template
+
+    def render(self, messages: Sequence[dict[str, Any]], /, **template_kwargs: Any) -> str:
+        self.messages, self.template_kwargs = list(messages), template_kwargs
+        if any(message["role"] == "forbidden" for message in messages):
+            raise InvalidRequest("the template knows no such role", param="messages")
+        return "|".join(message["content"] for message in messages)
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        return [0xF8, *prefix.encode(), 0xF9, *suffix.encode(), 0xFA]
+
+
+class ScriptedCore(StubCore):
+    """Gives the script's bytes; the logprob of a prompt's token is minus its id."""
+
+    def __init__(self, engine: "FakeEngine", max_model_len: int) -> None:
+        ready = msgspec.structs.replace(
+            READY,
+            architecture="FakeForCausalLM",
+            dtype="float32",
+            kv_cache_dtype="float32",
+            device="cpu",
+            vocab_size=VOCAB_SIZE,
+            max_model_len=max_model_len,
+            kv_cache_tokens=max(4096, max_model_len),
+            num_threads=1,
+            timings={"load": 0.1},
+        )
+        super().__init__(ready, STEP_SECONDS)
+        self._engine = engine
+        self._scripts: dict[str, bytes] = {}
+
+    def _add(self, message: AddRequest) -> None:
+        super()._add(message)
+        prompt = bytes(token_id for token_id in message.prompt_token_ids if token_id < 256).decode(errors="replace")
+        self._scripts[message.request_id] = self._engine.script(prompt, message.sampling_params).encode()
+
+    def next_token(self, request: Request) -> int:
+        script, count = self._scripts[request.request_id], request.num_output_tokens
+        return script[count] if count < len(script) else EOS
+
+    def output(self, request: Request, now: float) -> TokenOutput:
+        params, count = request.sampling_params, request.num_output_tokens
+        if self.has_failed(request) and isinstance(error := self._engine.fail_after[1], RequestFailed | InvalidRequest):
+            message, kind, param = error.message, type(error).__name__, error.param
+            return TokenOutput(
+                request_id=request.request_id, finish_reason="error", error=message, error_type=kind, error_param=param
+            )
+        output = super().output(request, now)
+        changes: dict[str, Any] = {"num_cached_tokens": self._engine.num_cached_tokens}
+        if output.new_token_ids == [EOS]:
+            changes["finish_reason"] = "stop"  # there is nothing else to come, whatever the request asks for
+        if output.new_token_ids and params.logprobs is not None:
+            changes["logprobs"] = self._engine.logprobs(request)
+        if count == 0 and params.prompt_logprobs is not None:
+            top = [(0x41, -0.1), (0x42, -0.2), (0x43, -0.3)][: params.prompt_logprobs]
+            changes["prompt_logprobs"] = [TokenLogprobs(one, -float(one), top) for one in request.prompt_token_ids[1:]]
+        if params.pooling is not None and output.finish_reason == "length":
+            ids = request.prompt_token_ids
+            changes["embedding"] = [ids[-1] if params.pooling == "last" else sum(ids) / len(ids), 1.0, 2.0, 3.0]
+        self._engine.num_tokens += len(output.new_token_ids)
+        return msgspec.structs.replace(output, **changes)
+
+    def has_failed(self, request: Request) -> bool:
+        failing = self._engine.fail_after
+        return failing is not None and request.wants_output and request.num_output_tokens >= failing[0]
+
+
+class StubSupervisor:
+    """What `AsyncEngine` asks of a `Supervisor`, of a core in this process. Tests set how it is."""
+
+    def __init__(self, core: ScriptedCore) -> None:
+        self.core = core
+        self.info = core.ready
+        self.status: Status = "ok"
+        self.is_dead = False
+        self.num_restarts = 0
+        self.aborted: list[str] = []
+        self.client = SimpleNamespace(pid=os.getpid(), stats=None)
+        self.on_outputs: Callable[[list[TokenOutput]], None]
+        self.on_end: Callable[[Unavailable], None]
+
+    @property
+    def is_available(self) -> bool:
+        return self.status == "ok" and not self.is_dead
+
+    async def wait_available(self, deadline: float | None) -> None:
+        raise EngineDead() if self.is_dead else Unavailable(f"it is {self.status}", code=f"engine_{self.status}")
+
+    def send(self, message: ToCore) -> None:
+        if isinstance(message, AbortRequests):
+            self.aborted += message.request_ids
+        if answer := self.core.take(message):
+            asyncio.get_running_loop().call_soon(self.on_outputs, answer.outputs)
+
+    def step(self, request_ids: Sequence[str]) -> None:
+        message = self.core.step(request_ids)
+        self.client.stats = message.stats
+        self.on_outputs(message.outputs)
+
+    def note_answer(self) -> None:
+        pass
+
+    def stats(self) -> StepStats:
+        return self.core.stats()
+
+    def health(self) -> EngineHealth:
+        status: Status = "dead" if self.is_dead else self.status
+        return EngineHealth(status=status, reason="" if status == "ok" else f"it is {status}", num_steps=7)
+
+    async def close(self, reason: str) -> None:
+        self.is_dead = True
+        self.on_end(EngineDead(reason))
+
+
+def two_beams(request: Request) -> list[TokenLogprobs]:
+    """The two likeliest outputs are `s`, by its sum of -1.3, and `long`, by each token's mean."""
+    tops = {"long": {EOS: -0.3}, "lon": {"g": -0.3}, "lo": {"n": -0.3}, "l": {"o": -0.3}, "s": {EOS: -0.7}}
+    before = bytes(token_id for token_id in request.token_ids[:-1] if token_id < 256).decode()
+    start = {"l": -0.5, "s": -0.6}
+    top = next((top for end, top in tops.items() if before.endswith(end)), start)
+    pairs = [(ord(one) if isinstance(one, str) else one, logprob) for one, logprob in top.items()]
+    return [TokenLogprobs(*pairs[0], pairs)]
 
 
 def idle_look() -> Snapshot:
@@ -46,8 +202,29 @@ def idle_look() -> Snapshot:
     return Snapshot(StepStats(0.0, 0, 0, 0, 0.0, 0, None, Counters()), [], bytes(8))
 
 
-class FakeEngine:
+def _part(part: str, name: str) -> Any:
+    """An attribute of a part of the engine, as one of the engine's own."""
+    return property(
+        lambda self: getattr(getattr(self, part), name), lambda self, value: setattr(getattr(self, part), name, value)
+    )
+
+
+class FakeEngine(AsyncEngine):
     """`script(prompt, params)` gives a request's text; `delay` passes before each token."""
+
+    info = _part("_supervisor", "info")
+    status = _part("_supervisor", "status")
+    is_dead = _part("_supervisor", "is_dead")
+    num_restarts = _part("_supervisor", "num_restarts")
+    core = _part("_supervisor", "core")
+    aborted = _part("_supervisor", "aborted")
+    tokenizer = _part("_inputs", "tokenizer")
+    default_sampling = _part("_inputs", "default_sampling")
+    default_pooling = _part("_inputs", "default_pooling")
+    chat_template = _part("_inputs", "chat_template")
+    own_tool_template = _part("_inputs", "own_tool_template")
+    messages = _part("_inputs", "messages")
+    template_kwargs = _part("_inputs", "template_kwargs")
 
     def __init__(
         self,
@@ -59,62 +236,26 @@ class FakeEngine:
     ) -> None:
         self.script = script
         self.delay = 0.0
-        self.fail_after: tuple[int, Exception] | None = None
+        self.fail_after: tuple[int, BaseException] | None = None
         """Tokens before an error is raised, and the error."""
         self.num_cached_tokens = 0
-        self.is_dead = False
-        self.status: Status = "ok"
         self.is_full = False
         self.end: Unavailable | None = None
-        """What `end_all` was given."""
-        self.deadlines: list[float | None] = []
-        self.tokenizer = ByteTokenizer(bos_token_id)
-        self.default_sampling = default_sampling or {}
-        self.chat_template: str | None = None
-        self.own_tool_template: str | None = None
-        self.default_pooling: Literal["last", "mean"] = "last"
-        self.info = CoreReady(
-            architecture="FakeForCausalLM",
-            num_parameters=0,
-            dtype="float32",
-            kv_cache_dtype="float32",
-            quantization="none",
-            device="cpu",
-            attention_backend="none",
-            notes=[],
-            vocab_size=VOCAB_SIZE,
-            max_model_len=max_model_len,
-            kv_cache_tokens=4096,
-            block_size=16,
-            num_threads=1,
-            timings={"load": 0.1},
-        )
-        self.requests: list[tuple[str, list[int], SamplingParams, int, str | None]] = []
-        self.template_kwargs: dict[str, Any] = {}
-        self.messages: list[dict[str, Any]] = []
-        self.intervals: list[int] = []
-        self.aborted: list[str] = []
+        """What `end_all` was given; set before, what requests end with."""
         self.num_tokens = 0
+        self.deadlines: list[float | None] = []
+        self.intervals: list[int] = []
+        self.requests: list[tuple[str, list[int], SamplingParams, int, str | None]] = []
         self.look = idle_look
         self.num_looks = 0
-        self.core = FakeCore()
-        self.num_restarts = 0
-        self.pid = os.getpid()
+        supervisor = StubSupervisor(ScriptedCore(self, max_model_len))
+        super().__init__(supervisor, FakeInputs(bos_token_id, default_sampling or {}), WaitingRoom())
 
-    @property
-    def observer(self) -> Observer:
-        return self.core.observer
-
-    @observer.setter
-    def observer(self, observer: Observer) -> None:
-        self.core.observer = observer
-
-    def stats(self) -> StepStats:
-        return self.core.stats()
-
-    def health(self) -> EngineHealth:
-        status: Status = "dead" if self.is_dead else self.status
-        return EngineHealth(status=status, reason="" if status == "ok" else f"it is {status}", num_steps=7)
+    def logprobs(self, request: Request) -> list[TokenLogprobs]:
+        """Of the newest token."""
+        token_id = request.token_ids[-1]
+        top = [(token_id, -0.5), (0x80, float("-inf"))][: request.sampling_params.logprobs]
+        return [TokenLogprobs(token_id, -0.5, top)]
 
     async def snapshot(self) -> Snapshot:
         self.num_looks += 1
@@ -127,179 +268,57 @@ class FakeEngine:
 
     def end_all(self, error: Unavailable) -> None:
         self.end = error
+        super().end_all(error)
+        self.core.requests.clear()
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True, must_fit: bool = False) -> list[int]:
-        prefix = [BOS] if add_special_tokens and text and self.tokenizer.bos_token_id is not None else []
-        return prefix + list(text.encode())
+    def _request(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int, salt: str | None, *rest: Any
+    ) -> AddRequest:
+        self.requests.append((request_id, token_ids, params, priority, salt))
+        return super()._request(request_id, token_ids, params, priority, salt, *rest)
 
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        shown = [token_id for token_id in token_ids if token_id < 256 or not skip_special_tokens]
-        return b"".join(map(self.tokenizer.token_bytes, shown)).decode(errors="replace")
-
-    async def thinking_budget(self, max_tokens: int, reasoning: Reasoning, end: str) -> ThinkingBudget:
-        return ThinkingBudget(max_tokens, tuple(end.encode()), closing=reasoning.closing, opening=reasoning.opening)
-
-    async def encode_infill(self, prefix: str, suffix: str, *, must_fit: bool = False) -> list[int]:
-        return [0xF8, *prefix.encode(), 0xF9, *suffix.encode(), 0xFA]
-
-    @property
-    def tool_template(self) -> str | None:
-        return self.own_tool_template or self.chat_template
-
-    async def render_chat(
-        self, messages: Sequence[dict[str, Any]], must_fit: bool = False, /, **template_kwargs: Any
-    ) -> RenderedChat:
-        self.messages, self.template_kwargs = list(messages), template_kwargs
-        if any(message["role"] == "forbidden" for message in messages):
-            raise InvalidRequest("the template knows no such role", param="messages")
-        text = "|".join(message["content"] for message in messages)
-        return RenderedChat(text, list(text.encode()))
-
-    def validate(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
-        limit = self.info.max_model_len
-        wanted = len(prompt_token_ids) + (1 if params.max_tokens is None else params.max_tokens)
-        if not prompt_token_ids:
-            raise InvalidRequest("the prompt is empty", param="prompt")
-        if wanted > limit:
-            param = "prompt" if len(prompt_token_ids) >= limit else "max_tokens"
-            raise ContextLengthExceeded(f"the context has {limit} tokens; the request needs {wanted}", param=param)
-        if not all(0 <= token_id < VOCAB_SIZE for token_id in prompt_token_ids):
-            raise InvalidRequest(f"token ids are between 0 and {VOCAB_SIZE - 1}", param="prompt")
-        params.check_token_ids(VOCAB_SIZE)
-
-    async def generate(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        choices = [(prompt_token_ids, params)]
-        batches = self.generate_many(choices, request_id=request_id, priority=priority, cache_salt=cache_salt)
-        async with aclosing(batches):
-            async for [(_, output)] in batches:
-                yield output
+    async def embed(self, prompts: Sequence[list[int]], **options: Any) -> list[list[float]]:
+        names = ("request_id", "pooling", "priority", "cache_salt")
+        self.embedded = (list(prompts), *(options[name] for name in names))
+        return await super().embed(prompts, **options)
 
     async def generate_many(
-        self,
-        choices: Sequence[tuple[list[int], SamplingParams]],
-        *,
-        request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-        interval: int = 1,
-        has_room: bool = False,
+        self, choices: Sequence[tuple[list[int], SamplingParams]], *, request_id: str, **options: Any
     ) -> AsyncGenerator[OutputBatch, None]:
-        if not has_room:
-            self.check_room(len(choices), 0)
-        running: dict[int, Iterator[RequestOutput]] = {}
-        num_output = [0] * len(choices)
-        self.intervals.append(interval)
-        self.deadlines.append(deadline)
-        for index, (token_ids, params) in enumerate(choices):
-            self.requests.append((f"{request_id}-{index}", token_ids, params, priority, cache_salt))
-            prompt = bytes(token_id for token_id in token_ids if token_id < 256).decode(errors="replace")
-            running[index] = self._outputs(token_ids, self.script(prompt, params), params)
-            self.core.begin(f"{request_id}-{index}", token_ids, params)
-        try:
-            while running:
-                await asyncio.sleep(self.delay)
-                if self.end is not None:
-                    raise self.end
-                if deadline is not None and time.monotonic() >= deadline:
-                    late = [(index, self._late(choices[index][0], num_output[index])) for index in running]
-                    self.core.step([(f"{request_id}-{index}", output) for index, output in late])
-                    running.clear()
-                    yield late
+        self.intervals.append(options.get("interval", 1))
+        self.deadlines.append(options.get("deadline"))
+        names = [f"{request_id}-{index}" for index in range(len(choices))]
+        batches = super().generate_many(choices, request_id=request_id, **options)
+        async with aclosing(batches):
+            while True:
+                reading = asyncio.ensure_future(anext(batches, None))
+                try:
+                    await self._step_until(reading, names)
+                finally:
+                    if not reading.done():
+                        reading.cancel()
+                        with contextlib.suppress(asyncio.CancelledError):
+                            await reading
+                if (batch := reading.result()) is None:
                     return
-                batch = [(index, next(outputs)) for index, outputs in running.items()]
-                for index, output in batch:
-                    if self.fail_after and output.num_output_tokens > self.fail_after[0]:
-                        raise self.fail_after[1]
-                    self.num_tokens += 1
-                    num_output[index] = output.num_output_tokens
-                    if output.finish_reason is not None:
-                        del running[index]
-                self.core.step([(f"{request_id}-{index}", output) for index, output in batch])
                 yield batch
-        finally:
-            is_abort = isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError)
-            for index in running:
-                self.core.end(f"{request_id}-{index}", "abort" if is_abort else "error", num_output[index])
-            self.aborted += [f"{request_id}-{index}" for index in running]
 
-    async def embed(
-        self,
-        prompts: Sequence[list[int]],
-        *,
-        request_id: str,
-        pooling: Literal["last", "mean"],
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
-    ) -> list[list[float]]:
-        """Of last or mean token id x: [x, 1, 2, 3]"""
-        self.embedded = (list(prompts), request_id, pooling, priority, cache_salt)
-        self.deadlines.append(deadline)
-        names = [f"{request_id}-{index}" for index in range(len(prompts))]
-        for name, token_ids in zip(names, prompts, strict=True):
-            self.core.begin(name, token_ids, SamplingParams(max_tokens=0, pooling=pooling))
-        await asyncio.sleep(self.delay)
-        outputs = [RequestOutput("", [], None, "length", None, len(token_ids), 0, 0) for token_ids in prompts]
-        self.core.step(list(zip(names, outputs, strict=True)))
-        return [[ids[-1] if pooling == "last" else sum(ids) / len(ids), 1.0, 2.0, 3.0] for ids in prompts]
-
-    async def beam_search(
-        self, prompt_token_ids: list[int], params: SamplingParams, *, length_penalty: float, **options: Any
-    ) -> list[CompletionOutput]:
-        """Beams `0 x`, `1 x`, … for a length penalty of x."""
-        texts = [f"{index} {length_penalty:g}" for index in range(params.n)]
-        return [CompletionOutput(i, text, list(text.encode()), finish_reason="stop") for i, text in enumerate(texts)]
-
-    def _late(self, prompt: list[int], num_output: int) -> RequestOutput:
-        return RequestOutput("", [], None, "timeout", None, len(prompt), self.num_cached_tokens, num_output)
-
-    def _outputs(self, prompt: list[int], script: str, params: SamplingParams) -> Iterator[RequestOutput]:
-        limit = self.info.max_model_len - len(prompt) if params.max_tokens is None else params.max_tokens
-        counts = {"num_prompt_tokens": len(prompt), "num_cached_tokens": self.num_cached_tokens}
-        about_prompt = self._prompt_logprobs(prompt, params)
-        if limit == 0:
-            logprobs = None if params.logprobs is None else []
-            yield RequestOutput(
-                "", [], logprobs, "length", None, num_output_tokens=0, prompt_logprobs=about_prompt, **counts
-            )
-        text = ""
-        for count, letter in enumerate([*script, ""], start=1):
-            text = (text + letter)[-100:]
-            stop = next((one for one in params.stop if text.endswith(one)), None)
-            ended = "stop" if letter == "" or stop else "length" if count == limit else None
-            yield RequestOutput(
-                text="" if stop else letter,
-                token_ids=[ord(letter) if letter else EOS],
-                logprobs=self._logprobs(letter, params),
-                finish_reason=ended,
-                stop_reason=stop,
-                num_output_tokens=count,
-                prompt_logprobs=about_prompt if count == 1 else None,
-                **counts,
-            )
-            if ended:
+    async def _step_until(self, reading: "asyncio.Future[Any]", request_ids: list[str]) -> None:
+        while True:
+            if self.delay:
+                await asyncio.wait({reading}, timeout=self.delay)
+            else:
+                await asyncio.sleep(0)
+            if reading.done():
                 return
-
-    def _prompt_logprobs(self, prompt: list[int], params: SamplingParams) -> list[TokenLogprobs] | None:
-        """The logprob of a token is minus its id."""
-        if params.prompt_logprobs is None:
-            return None
-        top = [(0x41, -0.1), (0x42, -0.2), (0x43, -0.3)][: params.prompt_logprobs]
-        return [TokenLogprobs(token_id, -float(token_id), top) for token_id in prompt[1:]]
-
-    def _logprobs(self, letter: str, params: SamplingParams) -> list[TokenLogprobs] | None:
-        if params.logprobs is None:
-            return None
-        token_id = ord(letter) if letter else EOS
-        top = [(token_id, -0.5), (0x80, float("-inf"))][: params.logprobs]
-        return [TokenLogprobs(token_id, -0.5, top)]
+            error = self.end
+            running = [self.core.requests[name] for name in request_ids if name in self.core.requests]
+            if self.fail_after and any(map(self.core.has_failed, running)):
+                error = error or self.fail_after[1]
+            if isinstance(error, KeyboardInterrupt):
+                raise error
+            if error is not None and not isinstance(error, RequestFailed | InvalidRequest):
+                super().end_all(error)  # whatever it is, it is raised there
+                self.core.requests.clear()
+            else:
+                self._supervisor.step(request_ids)

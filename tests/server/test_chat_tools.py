@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from configs.sampling import Reasoning, ThinkingBudget
 from configs.settings import ServerConfig
 from server.app import create_app
-from tests.server.fake_engine import FakeEngine
+from tests.server.fake_engine import FakeEngine, two_beams
 from tests.server.test_chat_route import HELLO, PATH, answer, refused, stream
 
 HERMES = "{% for tool in tools %}{{ tool }}{% endfor %}<tool_call>"
@@ -304,7 +305,9 @@ async def test_a_thinking_budget_knows_the_markers(
     says(engine, "hm</think>yes", THINKING + written)
     await answer(client, messages=[{"role": "user", "content": prompt}], thinking_token_budget=5)
     params = engine.requests[0][2]
-    assert params.thinking == ThinkingBudget(5, tuple(end.encode()), closing="</think>", opening=opening)
+    assert msgspec.structs.replace(params.thinking, spellings={}) == ThinkingBudget(
+        5, tuple(end.encode()), closing="</think>", opening=opening
+    )
     assert params.reasoning == Reasoning("</think>", opening)
     says(engine, "yes")
     await answer(client, thinking_token_budget=5)
@@ -330,10 +333,13 @@ async def test_a_template_of_the_requests_own_needs_trust(client: httpx.AsyncCli
     }  # fmt: skip
 
 
-async def test_beam_search_is_refused_where_it_would_pass_something_over(client: httpx.AsyncClient) -> None:
+async def test_beam_search_is_refused_where_it_would_pass_something_over(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.logprobs = two_beams  # type: ignore[method-assign]
     tools = {"tools": [WEATHER], "tool_choice": "required"}
     assert (await refused(client, use_beam_search=True, **tools))["param"] == "use_beam_search"
-    assert (await answer(client, use_beam_search=True, tools=[WEATHER]))["choices"][0]["message"]["content"] == "0 1"
+    assert (await answer(client, use_beam_search=True, tools=[WEATHER]))["choices"][0]["message"]["content"] == "long"
 
 
 async def test_echo_needs_a_message_to_continue(client: httpx.AsyncClient) -> None:

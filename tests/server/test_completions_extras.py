@@ -12,8 +12,9 @@ from configs.errors import InvalidRequest
 from configs.sampling import StructuredOutput
 from configs.settings import ServerConfig
 from engine.messages import TokenLogprobs
+from scheduler.request import Request
 from server.app import create_app
-from tests.server.fake_engine import BOS, FakeEngine
+from tests.server.fake_engine import BOS, FakeEngine, two_beams
 from tests.server.test_completions_route import PATH, complete, refused, stream
 
 
@@ -41,7 +42,7 @@ async def test_a_prompt_alone_can_be_scored(client: httpx.AsyncClient, prompt: A
     assert answer["usage"]["completion_tokens"] == 0
     for choice in answer["choices"]:
         assert choice["finish_reason"] == "length"
-        assert "".join(choice["logprobs"]["tokens"]).removeprefix("<end>") == choice["text"]
+        assert "".join(choice["logprobs"]["tokens"]).removeprefix("<begin>") == choice["text"]
         assert choice["logprobs"]["token_logprobs"][0] is None
         assert None not in choice["logprobs"]["token_logprobs"][1:]
     chunks = await stream(client, prompt=prompt, echo=True, logprobs=1, max_tokens=0)
@@ -84,14 +85,11 @@ async def test_best_of_takes_the_likeliest(client: httpx.AsyncClient, engine: Fa
     engine.script = lambda prompt, params: f"{prompt}{params.seed}"
     likelihood = {"a1": -3.0, "a2": -1.0, "a3": -2.0, "b1": -1.0, "b2": -2.0, "b3": -3.0}
 
-    def logprobs(letter: str, params: Any) -> list[TokenLogprobs] | None:
-        return None if params.logprobs is None else [TokenLogprobs(ord(letter or "\0"), likelihood[key(params)], [])]
+    def logprobs(request: Request) -> list[TokenLogprobs]:
+        key = f"{bytes(request.prompt_token_ids).decode()}{request.sampling_params.seed}"
+        return [TokenLogprobs(request.token_ids[-1], likelihood[key], [])]
 
-    def key(params: Any) -> str:
-        prompt = next(bytes(ids) for _, ids, one, *_ in engine.requests if one is params).decode()
-        return f"{prompt}{params.seed}"
-
-    engine._logprobs = logprobs  # type: ignore[method-assign]
+    engine.logprobs = logprobs  # type: ignore[method-assign]
     answer = await complete(client, prompt=[[97], [98]], best_of=3, n=2, seed=1)
     assert [choice["text"] for choice in answer["choices"]] == ["a2", "a3", "b1", "b2"]
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
@@ -254,14 +252,18 @@ def joined(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
     return choices
 
 
-async def test_beam_search(client: httpx.AsyncClient) -> None:
+async def test_beam_search(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.logprobs = two_beams  # type: ignore[method-assign]
     fields = {"prompt": ["a", "b"], "use_beam_search": True, "n": 2}
     answer = await complete(client, **fields, length_penalty=0.5, temperature=0)
     assert [(choice["index"], choice["text"]) for choice in answer["choices"]] == [
-        (0, "0 0.5"), (1, "1 0.5"), (2, "0 0.5"), (3, "1 0.5")
+        (0, "long"), (1, "s"), (2, "long"), (3, "s")
     ]  # fmt: skip
-    assert answer["usage"]["completion_tokens"] == 4 * 5
-    assert (await complete(client, **fields))["choices"][0]["text"] == "0 1"
+    assert answer["usage"]["completion_tokens"] == 2 * (5 + 2)
+    by_penalty = {0: ["s", "long"], None: ["long", "s"]}
+    for penalty, texts in by_penalty.items():
+        answer = await complete(client, **fields, length_penalty=penalty)
+        assert [choice["text"] for choice in answer["choices"]] == texts * 2
     assert await complete(client, **fields, top_p=1.0, repetition_penalty=1.0, presence_penalty=0)
     for wrong in ({"length_penalty": 1e300}, {"length_penalty": -11}, {"max_tokens": 0, "echo": True}):
         assert (await refused(client, **{**fields, **wrong}))["param"] == next(iter(wrong))

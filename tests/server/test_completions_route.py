@@ -109,7 +109,7 @@ async def test_tokens_that_share_a_text_are_told_apart(
     monkeypatch.setattr(engine.tokenizer, "token_bytes", lambda one: texts[one] if one in texts else plain(one))
     pairs = [(token_id, -float(place)) for place, token_id in enumerate(top, start=1)]
     position = TokenLogprobs(chosen, dict(pairs).get(chosen, -9.0), pairs)
-    monkeypatch.setattr(engine, "_logprobs", lambda letter, params: [position])
+    monkeypatch.setattr(engine, "logprobs", lambda request: [position])
     fields = {"logprobs": len(top), "max_tokens": 2}
     if streamed:
         found = [chunk["choices"][0]["logprobs"] for chunk in await stream(client, **fields)][:2]
@@ -127,7 +127,7 @@ async def test_offsets_count_the_characters_that_are_complete(
     client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = iter([*"aé€b".encode(), 99])
-    monkeypatch.setattr(engine, "_logprobs", lambda letter, params: [TokenLogprobs(next(ids), -1.0, [])])
+    monkeypatch.setattr(engine, "logprobs", lambda request: [TokenLogprobs(next(ids), -1.0, [])])
     engine.script = lambda prompt, params: "x" * 7
     logprobs = (await complete(client, prompt=[0xC3, 0xA9, 97], echo=True, logprobs=0))["choices"][0]["logprobs"]
     assert logprobs["tokens"][:5] == ["bytes:\\xc3", "bytes:\\xa9", "a", "a", "bytes:\\xc3"]

@@ -26,7 +26,7 @@ async def stream(client: httpx.AsyncClient, **body: Any) -> list[dict[str, Any]]
 
 async def test_an_answer_has_what_llama_cpps_clients_read(client: httpx.AsyncClient) -> None:
     answer = await complete(client, prompt="hi", n_predict=20, temperature=-1, return_tokens=True)
-    assert (answer["content"], answer["stop"], answer["model"], answer["prompt"]) == ("<hi>", True, "fake", "<end>hi")
+    assert (answer["content"], answer["stop"], answer["model"], answer["prompt"]) == ("<hi>", True, "fake", "<begin>hi")
     assert bytes(answer["tokens"][:4]) == b"<hi>"
     assert (answer["stop_type"], answer["stopping_word"], answer["truncated"]) == ("eos", "", False)
     assert (answer["tokens_evaluated"], answer["tokens_predicted"]) == (3, len(answer["tokens"]))

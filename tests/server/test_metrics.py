@@ -170,6 +170,8 @@ async def test_counters_never_fall_and_gauges_return_to_zero(client: httpx.Async
             for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/embeddings", "/tokenize")
         ]
         await asyncio.sleep(0.01)
+        while not (number or engine.core.requests):
+            await asyncio.sleep(0.001)
         if number == 5:
             work[0].cancel()
         families = await scraped(client)

@@ -86,8 +86,8 @@ async def test_what_runs_is_told_as_the_engine_sees_it(client: httpx.AsyncClient
     engine.script, engine.delay = lambda prompt, params: "a" * 900, 0.002
     work = asyncio.create_task(client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 900}, headers=ID))
     await asyncio.sleep(0.05)
-    [name] = engine.core.timelines
-    snapshot = RequestSnapshot(name, True, 4, 24, 23, [0, 7, 8], engine.core.timelines[name])
+    [(name, running)] = engine.core.requests.items()
+    snapshot = RequestSnapshot(name, True, 4, 24, 23, [0, 7, 8], running.timeline)
     engine.look = lambda: Snapshot(engine.stats(), [snapshot], b"")
     told = await timeline(client)
     [choice] = told["choices"]

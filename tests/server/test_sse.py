@@ -50,7 +50,7 @@ async def test_an_error_behind_a_comment_is_an_event() -> None:
 
 ODD = "a\u2028b\u2029c\x85d\u2019\x0b\x0c\x1c\x1d\x1ee\\\u2028"
 STREAMS: dict[str, dict[str, Any]] = {
-    "/v1/completions": {"prompt": "x"},
+    "/v1/completions": {"prompt": "x", "max_tokens": 100},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}]},
     "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 100},
     "/v1/responses": {"input": "x"},

@@ -8,7 +8,7 @@ import pytest
 
 from configs.sampling import StructuredOutput
 from tests.server.conftest import MODEL
-from tests.server.fake_engine import EOS, FakeEngine
+from tests.server.fake_engine import EOS, FakeEngine, two_beams
 from tests.server.test_embeddings_routes import post, refused
 
 PATH = "/inference/v1/generate"
@@ -113,10 +113,11 @@ async def test_refusals_name_the_field(client: httpx.AsyncClient, body: dict[str
     assert (await refused(client, PATH, **body))["param"] == param
 
 
-async def test_beams(client: httpx.AsyncClient) -> None:
+async def test_beams(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.logprobs = two_beams  # type: ignore[method-assign]
     sampling = {"use_beam_search": True, "n": 2, "max_tokens": 3, "length_penalty": 0.5}
     answer = (await client.post(PATH, json={"token_ids": A, "sampling_params": sampling})).json()
-    assert [choice["token_ids"] for choice in answer["choices"]] == [[*b"0 0.5"], [*b"1 0.5"]]
+    assert [choice["token_ids"] for choice in answer["choices"]] == [[*b"lon"], [*b"s", EOS]]
     for wrong in ({"length_penalty": 2}, {**sampling, "length_penalty": 99}):
         refused = await client.post(PATH, json={"token_ids": A, "sampling_params": wrong})
         assert "length_penalty" in refused.json()["error"]["message"]
