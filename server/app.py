@@ -16,7 +16,8 @@ from engine.async_engine import AsyncEngine
 from server import admin, token_generation, tokenization
 from server.documented import DEFINITIONS
 from server.errors import error_response
-from server.metrics.ledger import RECORD
+from server.metrics import routes as metrics
+from server.metrics.records import CURRENT_REQUEST
 from server.middleware import Admission, Paths, RequestMiddleware
 from server.openai import chat, completions
 from server.operation import Operation, routes_of
@@ -25,7 +26,14 @@ from server.route_table import operations
 from server.serving import Serving
 from server.version import version
 
-ROUTERS = (chat.router, completions.router, token_generation.router, tokenization.router, admin.router)
+ROUTERS = (
+    chat.router,
+    completions.router,
+    token_generation.router,
+    tokenization.router,
+    metrics.router,
+    admin.router,
+)
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> FastAPI:
@@ -47,7 +55,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = _wrong_method(request, routes) or error
         response = error_response(request, error)
-        serving.telemetry.ledger.note_error(request.scope[RECORD], error, response.status_code)
+        serving.requests.note_error(CURRENT_REQUEST.get(), error, response.status_code)
         return response
 
     for kind in (HTTPException, RequestError):

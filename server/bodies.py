@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from configs.errors import InvalidRequest, RequestError, shown
-from server.metrics.ledger import RECORD
+from server.metrics.records import CURRENT_REQUEST
 from server.preparation import SMALL_BYTES, Result, Work
 from server.serving import Serving, serving_of
 
@@ -157,9 +157,9 @@ class BodyRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             serving, scope = serving_of(request), request.scope
-            record = scope[RECORD]
+            record = CURRENT_REQUEST.get()
             record.route = self.path_format
-            serving.telemetry.ledger.begin_work(record, scope)
+            serving.requests.begin_work(record, scope)
             scope[UNTIL_ANSWERED].enter_context(serving.working(scope))
             serving.check_alive()
             parsed = ParsedRequest(scope, request.receive)

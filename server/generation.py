@@ -48,7 +48,7 @@ class Generation:
         self.prompts = prompts
         self.n = prompts[0].params.n
         if request_id:
-            serving.telemetry.ledger.claim(request_id)
+            serving.requests.claim(request_id)
         self.id = id_prefix + (request_id or uuid.uuid4().hex)
         owner = current_owner()
         self._engine_id = f"{self.id}-{owner}" if request_id and owner else self.id

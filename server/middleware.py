@@ -12,8 +12,7 @@ from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
 from server.bodies import UNTIL_ANSWERED
 from server.errors import error_response
-from server.metrics.ledger import RECORD
-from server.metrics.records import server_timing
+from server.metrics.records import CURRENT_REQUEST
 from server.security.hosts import Hosts
 from server.security.keys import read_keys
 from server.security.origins import Origins, RawHeaders
@@ -38,8 +37,8 @@ class RequestMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope = {**scope, METHOD: scope["method"], "path": self.paths.canonical(scope["path"])}
         added: RawHeaders = []
-        ledger = self.serving.telemetry.ledger
-        with ledger.following(scope) as record, contextlib.ExitStack() as scope[UNTIL_ANSWERED]:
+        requests = self.serving.requests
+        with requests.track(scope) as record, contextlib.ExitStack() as scope[UNTIL_ANSWERED]:
             if scope["method"] == "HEAD":
                 scope["method"] = "GET"
 
@@ -49,7 +48,7 @@ class RequestMiddleware:
                     if (route := scope.get("route")) is not None:
                         record.route = route.path_format
                     is_whole = any(name == b"content-length" for name, _ in message["headers"])
-                    if is_whole and (timing := server_timing(record, time.monotonic())):
+                    if is_whole and (timing := record.server_timing(time.monotonic())):
                         added.append((b"server-timing", timing))
                     message["headers"] = [*message["headers"], *added]
                 await send(message)
@@ -69,7 +68,7 @@ class RequestMiddleware:
             except Exception as failure:
                 error = failure
             response = error_response(Request(scope), error)
-            ledger.note_error(record, error, response.status_code)
+            requests.note_error(record, error, response.status_code)
             await response(scope, receive, send_with_headers)
 
 
@@ -96,7 +95,7 @@ class Admission:
         if preflight is None and scope["path"] not in self._open and not scope["path"].startswith(_OPEN_FOLDER):
             self._hosts.refuse_foreign(headers)
             self._origins.refuse_foreign(headers)
-            scope[RECORD].owner = self._keys.check(headers)
+            CURRENT_REQUEST.get().owner = self._keys.check(headers)
         return preflight
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from server.metrics.ledger import RECORD
+from server.metrics.records import CURRENT_REQUEST
 from server.protocol.common import RequestBody
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -61,10 +61,10 @@ class Endpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         operation = self.operations["GET" if scope["method"] == "HEAD" else scope["method"]]
         is_work = operation.body is not None
-        serving, record = scope["app"].state.serving, scope[RECORD]
+        serving, record = scope["app"].state.serving, CURRENT_REQUEST.get()
         record.route = self.path
         if is_work:
-            serving.telemetry.ledger.begin_work(record, scope)
+            serving.requests.begin_work(record, scope)
         with serving.working(scope) if is_work else contextlib.nullcontext():
             response = await operation.handler(Request(scope, receive))
             await response(scope, receive, send)

@@ -10,7 +10,6 @@ from server.protocol.answers import (
     OllamaChatAnswer,
     OllamaGenerateAnswer,
 )
-from server.protocol.live import Live
 from server.protocol.llama_cpp import (
     InfillRequest,
     NativeChunk,
@@ -49,8 +48,6 @@ from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
 from server.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
 from server.protocol.responses import Response as ResponseSnapshot
-from server.protocol.timelines import RequestTimeline
-from server.routes.live import LiveRoute
 from server.routes.llama_cpp import NativeRoute, props, slots
 from server.routes.messages import CountTokensRoute, MessagesRoute
 from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
@@ -58,7 +55,6 @@ from server.routes.ollama_embed import embed, embed_prompts, single_embedding, s
 from server.routes.ollama_models import PullRoute, ShowRoute, api_version, list_running, list_tags, refuse_changes
 from server.routes.pooling import embeddings, pooling, rerank, rerank_prompts, score, score_prompts
 from server.routes.responses import ResponsesRoutes
-from server.routes.telemetry import metrics, request_timeline
 from server.routes.whole import whole
 
 
@@ -70,7 +66,6 @@ def operations(config: ServerConfig) -> list[Operation]:
         *_llama_cpp(config),
         *_pooling(config),
         *_text(config),
-        *_about_the_server(),
     ]
 
 
@@ -258,35 +253,5 @@ def _text(config: ServerConfig) -> list[Operation]:
             "Count the tokens of a chat's prompt, in Anthropic's form",
             body=CountTokensRequest,
             answers=(TokenCount,),
-        ),
-    ]
-
-
-def _about_the_server() -> list[Operation]:
-    return [
-        Operation(
-            "GET",
-            "/v1/requests/{request_id:path}",
-            request_timeline,
-            "What happened to a request, by its X-Request-Id or its answer's id",
-            (RequestTimeline,),
-            errors=(404,),
-        ),
-        Operation(
-            "GET",
-            "/metrics",
-            metrics,
-            "Metrics for Prometheus",
-            (),
-            texts=("text/plain", "application/openmetrics-text"),
-        ),
-        Operation(
-            "GET",
-            "/v1/engine/live",
-            LiveRoute(),
-            "What the engine does now; as it changes, for those who accept events",
-            answers=(Live,),
-            events=(Live,),
-            errors=(503,),
         ),
     ]

@@ -17,8 +17,10 @@ from starlette.types import Scope
 from configs.errors import EngineDead, InvalidRequest, ModelNotFound, ShuttingDown, shown
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
+from server.metrics.live import LiveView
+from server.metrics.prometheus import EngineMetrics
 from server.metrics.records import current_owner
-from server.metrics.telemetry import Telemetry
+from server.metrics.tracker import RequestTracker
 from server.preparation import Preparation
 from server.version import version
 
@@ -60,7 +62,9 @@ class Serving:
         self.drained_by: float | None = None
         """While the server finishes what runs and takes nothing more: when it ends, on the monotonic clock."""
         self.preparation = Preparation(config.max_body_bytes)
-        self.telemetry = Telemetry(engine, config, model_name, lambda: self.num_running)
+        self.metrics = EngineMetrics(engine, config, model_name, lambda: self.num_running)
+        self.requests = engine.observer = RequestTracker(self.metrics, config, model_name)
+        self.live = LiveView(engine, self.requests, self.metrics)
 
     def check_alive(self) -> None:
         """Raise `ShuttingDown` or `EngineDead` where nothing that comes now will be answered."""
@@ -88,7 +92,7 @@ class Serving:
         """Start `work`, which has to be finished too."""
         working = contextlib.ExitStack()
         working.enter_context(self.working())
-        working.callback(self.telemetry.ledger.hold())
+        working.callback(self.requests.keep_open())
         task = asyncio.create_task(work)
         task.add_done_callback(lambda _: working.close())
         return task

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from server.metrics.families import FAMILIES
+from tests.server.test_metrics import rows
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -19,6 +19,8 @@ DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana/dashboards/octavo.json
 PROMETHEUS: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())
 ALERTS: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+METRICS = {name: (kind, labels) for name, kind, labels, _ in rows((ROOT / "docs/operations.md").read_text())}
+WITHOUT_MODEL = {"octavo:requests_refused_total", "octavo:http_requests_total", "octavo:http_requests_running"}
 PROCESS = [
     f"{prefix}process_{name}"
     for prefix in ("", "octavo_engine_")
@@ -29,16 +31,15 @@ PROCESS = [
 def series() -> set[str]:
     """Names of all series, as one asks for them."""
     names = {"up", *PROCESS}
-    for family in FAMILIES:
-        parts = ("_bucket", "_sum", "_count") if family.kind == "histogram" else ("",)
-        names |= {family.shown_name + part for part in parts}
+    for name, (kind, _) in METRICS.items():
+        names |= {name + part for part in (("_bucket", "_sum", "_count") if kind == "histogram" else ("",))}
     return names
 
 
 def labels_of(name: str) -> set[str]:
-    for family in FAMILIES:
-        if re.fullmatch(f"{family.shown_name}(_bucket|_sum|_count)?", name):
-            return {*family.labels, *(("model_name", "engine") if family.of_engine else ()), "le"}
+    for metric, (_, labels) in METRICS.items():
+        if re.fullmatch(f"{metric}(_bucket|_sum|_count)?", name):
+            return {*labels, *(() if metric in WITHOUT_MODEL else ("model_name", "engine")), "le"}
     return {"job", "instance"}
 
 

@@ -1,8 +1,8 @@
-"""What is known of a request, from its head to its end: times and numbers, and no text of anybody's."""
+"""What is known of a request while it runs and behind it: times and numbers, and no text of anybody's."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.messages import AddRequest
 from scheduler.timeline import Timeline
@@ -12,7 +12,7 @@ FAILED = ("abort", "error")
 
 
 class Phases(NamedTuple):
-    """Seconds of a choice, which add up to what passed between its request and its last token."""
+    """Seconds of a choice, which add up to what passed between its request's arrival and its last token."""
 
     prepare: float
     """Reading, templates, tokens; and waiting for an engine where there was none."""
@@ -22,12 +22,15 @@ class Phases(NamedTuple):
     decode: float
 
 
-@dataclass(slots=True)
-class Choice:
-    """One continuation of one prompt. Times are seconds of the monotonic clock."""
+@dataclass(slots=True, kw_only=True)
+class ChoiceRecord:
+    """One continuation of one prompt. Times are seconds of the monotonic clock, None for what has not happened."""
 
     request_id: str
+    """In the engine."""
+    owner: str
     received: float
+    """These two are those of the `RequestRecord`."""
     began: float
     num_prompt_tokens: int
     max_tokens: int | None
@@ -36,19 +39,17 @@ class Choice:
     is_structured: bool
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
-    """Known when it has ended."""
+    """0 until it has ended."""
     first_token: float | None = None
     last_token: float | None = None
-    """Known when it has ended."""
+    """The tracker keeps it up to date only where it has to: it is right when the choice has ended."""
     ended: float | None = None
     finish_reason: str | None = None
     timeline: Timeline | None = None
-    """As the engine told it last."""
-    owner: str = ""
-    """The owner of the request, see `RequestRecord`."""
+    """As the engine sent it last."""
 
     @classmethod
-    def of(cls, request: AddRequest, record: "RequestRecord | None", now: float) -> "Choice":
+    def begin(cls, request: AddRequest, record: "RequestRecord | None", now: float) -> "ChoiceRecord":
         params = request.sampling_params
         return cls(
             request_id=request.request_id,
@@ -68,26 +69,26 @@ class Choice:
 
     @property
     def admitted(self) -> float | None:
-        """None while it waits. Who has a token but no timeline never did."""
+        """None while it waits. Where a token came without a timeline, it never waited."""
         if self.timeline is not None:
             return self.timeline.admitted
         return None if self.first_token is None else self.began
 
     def phases(self, now: float) -> Phases:
-        """Up to `now` for one that runs."""
-        end = self.last_token or self.ended or now
+        """Up to `now` where it has not ended."""
+        end = now if self.ended is None else self.last_token or self.ended
         admitted = self.admitted or end
         first = self.first_token or end
         return Phases(self.queued - self.received, admitted - self.queued, first - admitted, end - first)
 
     @property
     def is_counted(self) -> bool:
-        """Whether the tokens of a choice that has ended count; not where it failed before its prompt was computed."""
+        """Whether its tokens count, now that it has ended: not where it failed before its prompt was computed."""
         return self.first_token is not None or self.finish_reason not in FAILED
 
     @property
     def time_per_output_token(self) -> float:
-        """Mean seconds between two tokens; 0 where there were no two."""
+        """Mean seconds between two tokens of one that has ended; 0 where there were no two."""
         if self.first_token is None or self.last_token is None or self.num_output_tokens < 2:
             return 0.0
         return (self.last_token - self.first_token) / (self.num_output_tokens - 1)
@@ -100,30 +101,30 @@ class RequestRecord:
     received: float
     """On the monotonic clock."""
     received_at: float
-    """By the calendar."""
+    """Seconds since 1970."""
     method: str
     route: str = "other"
     """As it is registered, with its parameters in braces."""
-    name: str = "-"
+    request_id: str = "-"
     """The X-Request-Id."""
     owner: str = ""
     """What stands for its API key; empty where the server has none."""
     response_id: str | None = None
-    """Of the answer."""
+    """The id in the answer's body."""
     claimed_id: str | None = None
     """The body's `request_id`, which no other request of this owner may have meanwhile."""
     n: int = 1
     """Choices per prompt."""
-    is_work: bool = False
-    """Whether it has a body, and so a line in the log and a timeline."""
+    has_body: bool = False
+    """Whether it may bring a body, and so has a line in the log and a timeline."""
     status: int = 0
-    """Of the answer's head; 0: none was sent."""
+    """HTTP status of the answer; 0 while none was sent."""
     error: str | None = None
     """The code or type of the error that was the answer."""
-    choices: list[Choice] = field(default_factory=list)
-    """The first ones, see `MAX_CHOICES`."""
+    choices: list[ChoiceRecord] = field(default_factory=list)
+    """The first MAX_CHOICES."""
     num_choices: int = 0
-    num_holders: int = 1
+    num_open: int = 1
     """What is not over: the HTTP exchange, work in the background."""
     ended: float | None = None
     trace_context: dict[str, str] = field(default_factory=dict)
@@ -131,39 +132,71 @@ class RequestRecord:
 
     MAX_CHOICES = 64
 
-    def add(self, choice: Choice) -> None:
+    def add(self, choice: ChoiceRecord) -> None:
         self.num_choices += 1
         if len(self.choices) < self.MAX_CHOICES:
             self.choices.append(choice)
 
-    def slowest(self) -> Choice | None:
-        """The choice that is not over, or that was last."""
+    def slowest(self) -> ChoiceRecord | None:
+        """The choice that has not ended, or ended last."""
         return max(self.choices, key=lambda choice: choice.ended or float("inf"), default=None)
 
+    def token_counts(self) -> tuple[int, int, int]:
+        """Prompt tokens and cached ones, each prompt's once, and output tokens of all choices."""
+        prompts = self.choices[:: self.n]
+        return (
+            sum(choice.num_prompt_tokens for choice in prompts),
+            sum(choice.num_cached_tokens for choice in prompts),
+            sum(choice.num_output_tokens for choice in self.choices),
+        )
 
-CURRENT: ContextVar[RequestRecord | None] = ContextVar("request_record", default=None)
-"""Of the request that is being answered."""
+    def log_fields(self, model: str) -> dict[str, Any]:
+        """What its line in the log says: seconds of the slowest choice, and tokens of all."""
+        assert self.ended is not None
+        fields: dict[str, Any] = {
+            "request_id": self.request_id,
+            "response_id": self.response_id,
+            "model": model,
+            "error": self.error,
+            "e2e": round(self.ended - self.received, 4),
+        }
+        if (slowest := self.slowest()) is not None:
+            prompt, cached, output = self.token_counts()
+            fields |= {
+                "choices": self.num_choices,
+                "finish_reason": slowest.finish_reason,
+                "prompt_tokens": prompt,
+                "cached_tokens": cached,
+                "output_tokens": output,
+                "queue": round(slowest.phases(self.ended).queue, 4),
+                "ttft": None if slowest.first_token is None else round(slowest.first_token - self.received, 4),
+                "itl": round(slowest.time_per_output_token, 5) or None,
+                "preemptions": sum(choice.timeline.num_preemptions for choice in self.choices if choice.timeline),
+            }
+        return {name: value for name, value in fields.items() if value is not None}
+
+    def server_timing(self, now: float) -> bytes:
+        """The header of that name, in milliseconds: https://www.w3.org/TR/server-timing/. Empty without choices."""
+        slowest = self.slowest()
+        if slowest is None:
+            return b""
+        entries = {**slowest.phases(now)._asdict(), "total": now - self.received}
+        if slowest.first_token is not None:
+            entries["ttft"] = slowest.first_token - self.received
+        return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in entries.items()).encode()
+
+
+CURRENT_REQUEST: ContextVar[RequestRecord] = ContextVar("request_record")
+"""The request that is being answered."""
 
 
 def current_owner() -> str:
-    """The owner of the request that is being answered: what the request makes and finds is this owner's."""
-    record = CURRENT.get()
+    """The owner of the current request: what it makes and finds belongs to this owner."""
+    record = CURRENT_REQUEST.get(None)
     return record.owner if record else ""
 
 
 def note_response(response_id: str, n: int | None = None) -> None:
     """The current request is answered under this id, with `n` choices per prompt."""
-    if record := CURRENT.get():
+    if record := CURRENT_REQUEST.get(None):
         record.response_id, record.n = response_id, n or record.n
-
-
-def server_timing(record: RequestRecord, now: float) -> bytes:
-    """The header of that name, in milliseconds: https://www.w3.org/TR/server-timing/"""
-    slowest = record.slowest()
-    if slowest is None:
-        return b""
-    phases = slowest.phases(now)
-    entries = {**phases._asdict(), "total": now - record.received}
-    if slowest.first_token is not None:
-        entries["ttft"] = slowest.first_token - record.received
-    return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in entries.items()).encode()

@@ -12,9 +12,9 @@ from configs.settings import ServerConfig
 from engine.messages import RequestSnapshot, Snapshot
 from scheduler.timeline import Chunk, Timeline
 from server.app import create_app
-from server.metrics.records import Choice, RequestRecord
-from server.metrics.snapshots import PATIENCE
-from server.metrics.why import sentences
+from server.metrics.live import PATIENCE
+from server.metrics.records import ChoiceRecord, RequestRecord
+from server.metrics.timeline import reasons
 from tests.server.conftest import MODEL
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_every_route import BODIES
@@ -135,7 +135,7 @@ async def test_an_engine_that_does_not_answer_holds_up_nobody(
 
     engine.look = dead
     engine.delay = 0.3 if kind == "long" else 0
-    monkeypatch.setattr("server.metrics.snapshots.PATIENCE", 0.05 if kind == "long" else PATIENCE)
+    monkeypatch.setattr("server.metrics.live.PATIENCE", 0.05 if kind == "long" else PATIENCE)
     told = await timeline(client)
     assert told["choices"][0]["status"] == "waiting"
     work.cancel()
@@ -183,9 +183,6 @@ async def test_only_the_latest_are_kept(engine: FakeEngine) -> None:
         for _ in range(3):
             await client.post("/v1/completions", json={"prompt": "x", "n": 2})
         assert (await client.get("/v1/requests/r3")).status_code == 404
-        ledger = app.state.serving.telemetry.ledger
-        assert len(ledger._by_id) == 2 * len(ledger._kept)
-        assert ledger._num_kept <= 5
 
 
 async def test_of_very_many_choices_some_are_kept(client: httpx.AsyncClient) -> None:
@@ -202,14 +199,14 @@ async def test_unknown_ids_and_requests_without_a_body_have_none(client: httpx.A
         assert "--max-kept-timelines" in answer.json()["error"]["message"]
 
 
-def record(choice: Choice | None, *, ended: float = 20.0, **fields: Any) -> RequestRecord:
+def record(choice: ChoiceRecord | None, *, ended: float = 20.0, **fields: Any) -> RequestRecord:
     made = RequestRecord(0.0, 0.0, "POST", ended=ended, **fields)
     if choice is not None:
         made.add(choice)
     return made
 
 
-def choice(timeline: Timeline | None, **fields: Any) -> Choice:
+def choice(timeline: Timeline | None, **fields: Any) -> ChoiceRecord:
     known = {
         "first_token": 12.0,
         "last_token": 20.0,
@@ -217,24 +214,36 @@ def choice(timeline: Timeline | None, **fields: Any) -> Choice:
         "finish_reason": "length",
         "num_output_tokens": 81,
     } | fields
-    return Choice("c", 0.0, 0.1, 3000, None, 1.0, 1.0, known.pop("is_structured", False), timeline=timeline, **known)
+    known.setdefault("is_structured", False)
+    return ChoiceRecord(
+        request_id="c",
+        owner="",
+        received=0.0,
+        began=0.1,
+        num_prompt_tokens=3000,
+        max_tokens=None,
+        temperature=1.0,
+        top_p=1.0,
+        timeline=timeline,
+        **known,
+    )
 
 
 def test_the_wait_in_the_queue_is_told_with_its_causes() -> None:
     waited = choice(Timeline(queued=0.2, admitted=10.2))
     causes = [(0.0, None), (0.5, "blocks"), (3.5, "seats"), (4.5, "blocks"), (9.0, None)]
-    assert sentences(record(waited), causes, 99.0)[:3] == [
+    assert reasons(record(waited), causes, 99.0)[:3] == [
         "it waited 10.00 s for its turn",
         "for 7.50 s of that, the KV cache had no room for it (--kv-cache-tokens)",
         "for 1.00 s of that, as many requests ran as may (--max-num-seqs)",
     ]
     still = choice(Timeline(queued=0.2), first_token=None, last_token=None, ended=None, finish_reason=None)
-    assert sentences(record(still, ended=None), [(0.0, "tokens")], 6.2) == [
+    assert reasons(record(still, ended=None), [(0.0, "tokens")], 6.2) == [
         "it has waited 6.00 s for its turn by now",
         "for 6.00 s of that, the steps were full with others' tokens (--max-num-batched-tokens)",
     ]
     grammar = choice(Timeline(queued=0.2, admitted=10.2), is_structured=True)
-    assert "part of that may be its grammar, which is compiled before it may begin" in sentences(
+    assert "part of that may be its grammar, which is compiled before it may begin" in reasons(
         record(grammar), [], 99.0
     )
 
@@ -243,43 +252,43 @@ def test_the_prompt_is_told_with_its_steps() -> None:
     one = choice(Timeline(queued=0.2, admitted=0.2), num_cached_tokens=1000)
     for number in range(4):
         one.timeline.add_chunk(Chunk(number, 500, 625, 3))
-    said = sentences(record(one), [], 99.0)
+    said = reasons(record(one), [], 99.0)
     assert said[0] == (
         "its prompt of 3000 tokens, 1000 of them cached, took 11.80 s in 4 steps, of whose tokens 20% were others'"
     )
     alone = choice(Timeline(queued=0.2, admitted=0.2))
     alone.timeline.add_chunk(Chunk(0, 3000, 3000, 1))
-    assert sentences(record(alone), [], 99.0)[0] == "its prompt of 3000 tokens took 11.80 s in 1 step"
-    assert sentences(record(choice(None)), [], 99.0)[0] == "its prompt of 3000 tokens took 11.90 s"
+    assert reasons(record(alone), [], 99.0)[0] == "its prompt of 3000 tokens took 11.80 s in 1 step"
+    assert reasons(record(choice(None)), [], 99.0)[0] == "its prompt of 3000 tokens took 11.90 s"
 
 
 def test_preemptions_and_batches_are_told() -> None:
     one = choice(
         Timeline(queued=0.2, admitted=12.0, num_preemptions=3, num_recomputed_tokens=700, mean_step_requests=31.4)
     )
-    said = sentences(record(one), [], 99.0)
+    said = reasons(record(one), [], 99.0)
     assert said[-2:] == [
         "it was preempted 3 times, as the KV cache was full: 700 tokens were computed again",
         "80 tokens behind the first one took 8.00 s, 100.0 ms each, in steps of 31.4 requests on average",
     ]
     alone = choice(Timeline(queued=0.2, admitted=12.0, num_preemptions=1, mean_step_requests=1.0))
-    said = sentences(record(alone), [], 99.0)
+    said = reasons(record(alone), [], 99.0)
     assert said[-2].startswith("it was preempted once")
     assert said[-1].endswith(", alone in its steps")
     running = choice(
         Timeline(queued=0.2, admitted=12.0), last_token=None, ended=None, finish_reason=None, num_output_tokens=0
     )
-    assert sentences(record(running, ended=None), [], 20.0)[-1] == "the tokens behind the first one took 8.00 s"
+    assert reasons(record(running, ended=None), [], 20.0)[-1] == "the tokens behind the first one took 8.00 s"
 
 
 def test_what_came_before_and_behind_the_engine_is_told() -> None:
     late = choice(Timeline(queued=5.0, admitted=5.0))
-    said = sentences(record(late, ended=26.0), [], 99.0)
+    said = reasons(record(late, ended=26.0), [], 99.0)
     assert said[0] == "5.00 s passed before the engine had it: its body, its tokens, or no engine was there"
     assert said[-1] == "6.00 s more passed until the client had taken the answer"
     quick = choice(Timeline(queued=0.0, admitted=0.0), first_token=0.001, last_token=0.004, ended=0.004)
-    assert sentences(record(quick, ended=0.005), [], 99.0) == ["nothing held it up"]
-    assert sentences(record(None, ended=None), [], 99.0) == ["the engine has not been asked yet"]
+    assert reasons(record(quick, ended=0.005), [], 99.0) == ["nothing held it up"]
+    assert reasons(record(None, ended=None), [], 99.0) == ["the engine has not been asked yet"]
 
 
 @pytest.mark.parametrize(
@@ -291,12 +300,12 @@ def test_what_came_before_and_behind_the_engine_is_told() -> None:
     ],
 )
 def test_a_bad_end_is_told(reason: str, said: str) -> None:
-    assert said in sentences(record(choice(None, finish_reason=reason), error="engine_dead"), [], 99.0)
+    assert said in reasons(record(choice(None, finish_reason=reason), error="engine_dead"), [], 99.0)
 
 
 def test_of_several_choices_the_slowest_is_told() -> None:
     both = record(choice(Timeline(queued=0.2, admitted=10.2)))
     both.add(choice(None, ended=9.0, last_token=9.0, first_token=8.0))
-    said = sentences(both, [], 99.0)
+    said = reasons(both, [], 99.0)
     assert said[0] == "of its 2 choices, c took longest"
     assert said[1] == "it waited 10.00 s for its turn"

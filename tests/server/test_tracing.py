@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -15,7 +16,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from configs.errors import UsageError
 from configs.settings import ServerConfig
-from server.app import Application, create_app
+from server.app import create_app
 from server.metrics import tracing
 from tests.server.conftest import MODEL
 from tests.server.fake_engine import FakeEngine
@@ -33,12 +34,12 @@ def exporter(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 @pytest.fixture
-def traced(engine: FakeEngine, exporter: InMemorySpanExporter) -> Application:
+def traced(engine: FakeEngine, exporter: InMemorySpanExporter) -> FastAPI:
     return create_app(engine, ServerConfig(otlp_traces_endpoint="http://collector/v1/traces"), MODEL)
 
 
 @pytest.fixture
-async def tracing_client(traced: Application) -> Any:
+async def tracing_client(traced: FastAPI) -> Any:
     transport = httpx.ASGITransport(traced, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client

@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable
 from typing import Any
 
 import httpx
@@ -17,12 +17,12 @@ from configs.errors import Unavailable
 from configs.settings import ServerConfig
 from engine.messages import RequestSnapshot, Snapshot, StepStats
 from scheduler.timeline import Counters, Timeline
-from server.live.frame import block_runs, equal_runs, live_engine
-from server.live.watch import INTERVAL, Watch
-from server.protocol.live import Live
+from server.metrics.live import INTERVAL, Live, block_runs, equal_runs, live_engine
+from server.metrics.routes import live_frames
 from server.serving import Serving
 from tests.server.conftest import MODEL
 from tests.server.fake_engine import FakeEngine
+from tests.server.test_reliability import serving_of
 
 PATH = "/v1/engine/live"
 EVENTS = {"accept": "text/event-stream"}
@@ -107,25 +107,22 @@ async def test_a_dead_engine_is_not_watched(client: httpx.AsyncClient, engine: F
 
 
 @pytest.fixture
-def watch(engine: FakeEngine) -> Watch:
-    return Watch(Serving(engine, ServerConfig(), MODEL))
+def serving(engine: FakeEngine) -> Serving:
+    return Serving(engine, ServerConfig(), MODEL)  # type: ignore[arg-type]
 
 
-async def until(condition: Callable[[], bool], patience: float = 5) -> None:
-    end = time.monotonic() + patience
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
+def frames_of(serving: Serving) -> AsyncGenerator[bytes, None]:
+    return live_frames(serving, "")
 
 
 async def first_of(frames: Awaitable[bytes]) -> dict[str, Any]:
     return dict(json.loads(await asyncio.wait_for(frames, 5)))
 
 
-async def test_all_viewers_share_one_look_and_the_last_one_ends_it(engine: FakeEngine, watch: Watch) -> None:
-    viewers = [watch.frames() for _ in range(5)]
+async def test_all_viewers_share_one_look_and_the_last_one_ends_it(engine: FakeEngine, serving: Serving) -> None:
+    viewers = [frames_of(serving) for _ in range(5)]
     frames = await asyncio.gather(*(anext(viewer) for viewer in viewers))
-    assert len(set(frames)) == 1
+    assert len({frame.partition(b",")[2] for frame in frames}) == 1, "but for the time"
     assert engine.num_looks == 1
     start, looks = time.monotonic(), engine.num_looks
     for _ in range(3):
@@ -136,29 +133,25 @@ async def test_all_viewers_share_one_look_and_the_last_one_ends_it(engine: FakeE
         await viewer.aclose()
     await first_of(anext(viewers[0]))
     await viewers[0].aclose()
-    assert watch.num_viewers == 0
     looks = engine.num_looks
     await asyncio.sleep(2.5 * INTERVAL)
     assert engine.num_looks == looks
-    again = watch.frames()
+    again = frames_of(serving)
     await first_of(anext(again))
     await again.aclose()
 
 
-async def test_what_is_counted_of_answers_is_told(watch: Watch) -> None:
-    figures = watch._serving.telemetry.figures
-    figures.num_output_tokens = 12
-    figures.first_token.observe(0.25)
-    figures.first_token.observe(0.5)
-    viewer = watch.frames()
-    frame = await first_of(anext(viewer))
-    await viewer.aclose()
-    assert (frame["output_tokens"], frame["first_tokens"], frame["first_token_seconds"]) == (12, 2, 0.75)
+async def test_what_is_counted_of_answers_is_told(client: httpx.AsyncClient, engine: FakeEngine) -> None:
+    engine.delay = 0.01
+    await client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 5, "n": 2})
+    frame = (await client.get(PATH)).json()
+    assert (frame["output_tokens"], frame["first_tokens"]) == (10, 2)
+    assert 0.02 <= frame["first_token_seconds"] < 2
 
 
-async def test_large_caches_are_looked_at_less_often(engine: FakeEngine, watch: Watch) -> None:
+async def test_large_caches_are_looked_at_less_often(engine: FakeEngine, serving: Serving) -> None:
     engine.look = lambda: look(blocks=bytes(100_000))
-    viewer = watch.frames()
+    viewer = frames_of(serving)
     await anext(viewer)
     start = time.monotonic()
     await anext(viewer)
@@ -167,11 +160,11 @@ async def test_large_caches_are_looked_at_less_often(engine: FakeEngine, watch: 
 
 
 async def test_a_long_step_is_waited_for_once(
-    engine: FakeEngine, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    engine: FakeEngine, serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.metrics.snapshots.PATIENCE", 0.05)
+    monkeypatch.setattr("server.metrics.live.PATIENCE", 0.05)
     engine.delay = 0.7
-    viewer = watch.frames()
+    viewer = frames_of(serving)
     frame = await first_of(anext(viewer))
     assert (frame["status"], frame["engine"]) == ("ok", None)
     assert "long step" in frame["reason"]
@@ -182,32 +175,28 @@ async def test_a_long_step_is_waited_for_once(
 
 
 @pytest.mark.parametrize("end", ["draining", "dead"])
-async def test_viewers_do_not_hold_up_the_end(engine: FakeEngine, watch: Watch, end: str) -> None:
-    viewer = watch.frames()
-    await anext(viewer)
+async def test_viewers_do_not_hold_up_the_end(client: httpx.AsyncClient, engine: FakeEngine, end: str) -> None:
+    viewer = asyncio.create_task(client.get(PATH, headers=EVENTS))
+    while not engine.num_looks:
+        await asyncio.sleep(0.01)
     if end == "dead":
         engine.is_dead = True
     else:
-        watch._serving.drained_by = time.monotonic() + 30
-    rest = await asyncio.wait_for(_all(viewer), 2)
-    assert len(rest) <= 1
-    assert watch.num_viewers == 0
+        serving_of(client).drained_by = time.monotonic() + 30
+    answer = await asyncio.wait_for(viewer, 2)
+    assert 1 <= answer.text.count("data: ") <= 2
 
 
-async def _all(frames: Any) -> list[bytes]:
-    return [frame async for frame in frames]
-
-
-async def test_a_fault_reaches_the_viewers(engine: FakeEngine, watch: Watch) -> None:
+async def test_a_fault_reaches_the_viewers(engine: FakeEngine, serving: Serving) -> None:
     def broken() -> Snapshot:
         raise ZeroDivisionError
 
     engine.look = broken
-    viewer = watch.frames()
+    viewer = frames_of(serving)
     with pytest.raises(ZeroDivisionError):
         await anext(viewer)
     engine.look = look
-    again = watch.frames()
+    again = frames_of(serving)
     assert (await first_of(anext(again)))["status"] == "ok"
     await again.aclose()
 

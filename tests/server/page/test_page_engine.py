@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from engine.messages import Snapshot
-from server.live.watch import INTERVAL
+from server.metrics.live import INTERVAL
 from tests.server.fake_engine import FakeEngine
 from tests.server.page.browser import Browser, opened_page
 from tests.server.page.scenes import request, scene

@@ -1,1 +1,0 @@
-"""What the engine does at this moment, for those who watch."""

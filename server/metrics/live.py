@@ -1,0 +1,241 @@
+"""GET /v1/engine/live: what the engine does at this moment, asked once for all who want to know."""
+
+import asyncio
+import hashlib
+import os
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from configs.errors import RequestError
+from engine.async_engine import AsyncEngine
+from engine.messages import RequestSnapshot, Snapshot
+from engine.supervisor import Status
+from server.metrics.prometheus import EngineMetrics
+from server.metrics.timeline import Answer
+from server.metrics.tracker import RequestTracker
+
+INTERVAL = 0.2
+"""Seconds from one frame of a viewer to its next."""
+PATIENCE = 1.0
+"""Seconds for which the engine is waited for: it answers between two steps."""
+BLOCKS_PER_SECOND = 100_000
+"""How many blocks may be looked at; the core needs a quarter of a microsecond for each, a fortieth of its time."""
+BLOCKS_PER_REQUEST = 40
+"""How many blocks take the core as long as a request."""
+_SECRET = os.urandom(32)
+_RUN = re.compile(rb"(.)\1*", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveRequest(Answer):
+    id: str
+    is_running: bool
+    age: float
+    """Seconds since it came."""
+    ttft: float | None
+    """Seconds from its coming to its first token."""
+    prompt_tokens: int
+    tokens: int
+    """Tokens of prompt and output."""
+    computed_tokens: int
+    """Those of `tokens` whose KV is in the blocks."""
+    preemptions: int
+    recomputed_tokens: int
+    blocks: list[int]
+    """Runs of block numbers in order of position: first, length, first, length, … Runs that begin with 0 stand for
+    places that a sliding window has left."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LiveEngine(Answer):
+    """Counts of steps, tokens and preemptions are since the start of the engine."""
+
+    running: int
+    waiting: int
+    wait_cause: str | None
+    """What those who wait have too little of: blocks, seats (requests in a step), tokens (of a step)."""
+    used_blocks: int
+    num_blocks: int
+    """The reserved block 0 included."""
+    block_size: int
+    """Tokens of a block."""
+    step_seconds: float
+    """Seconds of the newest step."""
+    step_tokens: int
+    """Tokens of the newest step."""
+    steps: int
+    computed_tokens: int
+    recomputed_tokens: int
+    preemptions: int
+    prefix_queries: int
+    """Tokens that were looked for in the prefix cache."""
+    prefix_hits: int
+    requests: list[LiveRequest]
+    """Running ones first; then the first 256 waiting ones, in their order."""
+    blocks: list[int]
+    """Runs of equal blocks from block 0 on: length, state, length, state, … A state is the number of requests that
+    hold the block, 254 at most; 255 is a free block with content that can be found again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Live(Answer):
+    """Counts of tokens are since the start of the server."""
+
+    time: float
+    """Seconds of the server's monotonic clock."""
+    status: Status
+    reason: str
+    """Why the status is not `ok`, or there is no `engine`."""
+    output_tokens: int
+    first_tokens: int
+    """Choices that have got a first token."""
+    first_token_seconds: float
+    """The time from the coming of those choices until then, summed."""
+    engine: LiveEngine | None
+    """Null while it cannot tell."""
+
+
+class LiveView:
+    """How the engine is, asked once for all who want to know at about the same time."""
+
+    def __init__(self, engine: AsyncEngine, tracker: RequestTracker, metrics: EngineMetrics) -> None:
+        self._engine, self._tracker, self._metrics = engine, tracker, metrics
+        self._asked: asyncio.Task[Snapshot] | None = None
+        """At most one is on its way, however long it takes."""
+        self._answered = self._kept_until = 0.0
+        self._snapshot: Snapshot | None = None
+        self._seen: dict[str, LiveEngine] = {}
+        """That snapshot as each owner may see it."""
+
+    async def snapshot(self, max_age: float = 0.0) -> Snapshot:
+        """At most `max_age` seconds old, unless a new one would cost the engine too much time.
+
+        Raises `Unavailable`, and `TimeoutError`.
+        """
+        kept_until = max(self._kept_until, self._answered + max_age)
+        if self._asked is None or (self._asked.done() and time.monotonic() >= kept_until):
+            self._asked = asyncio.create_task(self._ask())
+        asked = self._asked
+        await asyncio.wait({asked}, timeout=PATIENCE)
+        if not asked.done():
+            raise TimeoutError
+        return asked.result()
+
+    async def _ask(self) -> Snapshot:
+        begun, self._answered, self._kept_until = time.monotonic(), 0.0, 0.0
+        snapshot = await self._engine.snapshot()
+        self._answered = time.monotonic()
+        cost = (len(snapshot.blocks) + BLOCKS_PER_REQUEST * len(snapshot.requests)) / BLOCKS_PER_SECOND
+        is_late = self._answered - begun >= PATIENCE  # who asked has given up, and asks again
+        self._kept_until = self._answered + (max(cost, 1.0) if is_late else cost)
+        return snapshot
+
+    def seconds_to_next(self) -> float:
+        """Until the next frame should be asked for."""
+        return max(INTERVAL, self._kept_until - time.monotonic())
+
+    async def frame(self, owner: str) -> bytes:
+        """JSON of a `Live`. Other owners' requests have names that tell nothing of theirs, the same in all frames.
+
+        Without keys the owner is empty, and sees everything.
+        """
+        health = self._engine.health()
+        engine, reason = await self._seen_by(owner) if health.status == "ok" else (None, health.reason)
+        live = Live(
+            time=round(time.monotonic(), 3),
+            status=health.status,
+            reason=reason,
+            output_tokens=self._metrics.num_generation_tokens,
+            first_tokens=self._metrics.first_token.count,
+            first_token_seconds=round(self._metrics.first_token.sum, 4),
+            engine=engine,
+        )
+        return msgspec.json.encode(live)
+
+    async def _seen_by(self, owner: str) -> tuple[LiveEngine | None, str]:
+        """Or None and why the engine cannot tell."""
+        try:
+            snapshot = await self.snapshot(0.9 * INTERVAL)  # less, so that no viewer gets one twice
+        except TimeoutError:
+            return None, "the engine is at a long step"
+        except RequestError as error:
+            return None, error.message
+        if snapshot is not self._snapshot:
+            self._snapshot, self._seen = snapshot, {}
+        if owner not in self._seen:
+            engine = live_engine(snapshot, self._engine.info.block_size, time.monotonic())
+            if owner:
+                engine = replace(engine, requests=[self._masked(request, owner) for request in engine.requests])
+            self._seen[owner] = engine
+        return self._seen[owner], ""
+
+    def _masked(self, request: LiveRequest, owner: str) -> LiveRequest:
+        if self._tracker.owner_of(request.id) == owner:
+            return request
+        digest = hashlib.blake2b(request.id.encode(), key=_SECRET, digest_size=16)
+        return replace(request, id=f"other-{digest.hexdigest()}")
+
+
+def live_engine(snapshot: Snapshot, block_size: int, now: float) -> LiveEngine:
+    """`now` is of the monotonic clock."""
+    stats, counters = snapshot.stats, snapshot.stats.counters
+    return LiveEngine(
+        running=stats.num_running,
+        waiting=stats.num_waiting,
+        wait_cause=stats.wait_cause,
+        used_blocks=stats.num_used_blocks,
+        num_blocks=len(snapshot.blocks),
+        block_size=block_size,
+        step_seconds=round(stats.step_seconds, 6),
+        step_tokens=stats.step_tokens,
+        steps=counters.num_steps,
+        computed_tokens=counters.num_step_tokens,
+        recomputed_tokens=counters.num_recomputed_tokens,
+        preemptions=counters.num_preemptions,
+        prefix_queries=counters.num_prefix_queries,
+        prefix_hits=counters.num_prefix_hits,
+        requests=[_live_request(request, now) for request in snapshot.requests],
+        blocks=equal_runs(snapshot.blocks),
+    )
+
+
+def _live_request(request: RequestSnapshot, now: float) -> LiveRequest:
+    timeline = request.timeline
+    first = timeline.first_token
+    return LiveRequest(
+        id=request.request_id,
+        is_running=request.is_running,
+        age=round(now - timeline.queued, 3),
+        ttft=None if first is None else round(first - timeline.queued, 4),
+        prompt_tokens=request.num_prompt_tokens,
+        tokens=request.num_tokens,
+        computed_tokens=request.num_computed_tokens,
+        preemptions=timeline.num_preemptions,
+        recomputed_tokens=timeline.num_recomputed_tokens,
+        blocks=block_runs(request.block_ids),
+    )
+
+
+def equal_runs(states: bytes) -> list[int]:
+    """Length and value of each run of equal bytes."""
+    runs: list[int] = []
+    for match in _RUN.finditer(states):
+        runs += (match.end() - match.start(), match[1][0])
+    return runs
+
+
+def block_runs(block_ids: Sequence[int]) -> list[int]:
+    """First and length of each run of ids that rise by one; of zeros, which repeat."""
+    runs: list[int] = []
+    expected = -1
+    for block_id in block_ids:
+        if block_id == expected:
+            runs[-1] += 1
+        else:
+            runs += (block_id, 1)
+        expected = block_id + 1 if block_id else 0
+    return runs

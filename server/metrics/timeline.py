@@ -1,0 +1,240 @@
+"""GET /v1/requests/{id}: what happened to a request, and where its time went."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from engine.messages import RequestSnapshot
+from scheduler.timeline import Timeline
+from server.metrics.records import ChoiceRecord, RequestRecord
+from server.metrics.tracker import WaitCause
+
+NOTABLE_SECONDS, NOTABLE_SHARE = 0.01, 0.05
+"""What is shorter than either, by itself or of the whole, is not worth a sentence."""
+_CAUSES = {
+    "blocks": "the KV cache had no room for it (--kv-cache-tokens)",
+    "seats": "as many requests ran as may (--max-num-seqs)",
+    "tokens": "the steps were full with others' tokens (--max-num-batched-tokens)",
+}
+_ENDS = {
+    "timeout": "it ended because its time was over",
+    "abort": "it ended because the client went away",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is sent as JSON; the OpenAPI document has the docstrings of its fields."""
+
+    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class PromptChunk(Answer):
+    """A step that computed several tokens of a choice."""
+
+    at: float
+    num_tokens: int
+    num_step_tokens: int
+    """Tokens of all requests in the step."""
+    num_step_requests: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceTimeline(Answer):
+    """One continuation of one prompt. Times are seconds since the request's arrival, null while the thing has not
+    happened."""
+
+    id: str
+    """The choice's id in the engine."""
+    status: Literal["waiting", "running", "ended"]
+    finish_reason: str | None
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    """Prompt tokens that were found in the prefix cache."""
+    num_output_tokens: int
+    num_blocks: int | None
+    """Blocks of the KV cache that it holds now."""
+    queued: float
+    admitted: float | None
+    """When its first step began."""
+    first_token: float | None
+    ended: float | None
+    chunks: list[PromptChunk]
+    """The first 64 of `num_chunks`."""
+    num_chunks: int
+    num_preemptions: int
+    num_recomputed_tokens: int
+    num_decode_steps: int
+    """Steps of the engine behind the first token."""
+    mean_step_requests: float
+    """Requests in each of those steps, on average."""
+    time_per_output_token: float
+    """Seconds between two tokens, on average."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestTimeline(Answer):
+    id: str
+    """The X-Request-Id."""
+    response_id: str | None
+    method: str
+    route: str
+    model: str
+    status: Literal["running", "ended"]
+    http_status: int | None
+    error: str | None
+    """Code or type of the error that was the answer."""
+    received_at: float
+    """Seconds since 1970."""
+    seconds: float
+    """Until its end, or until now."""
+    num_choices: int
+    choices: list[ChoiceTimeline]
+    """The first 64 of `num_choices`."""
+    why: list[str]
+    """Where the time went, in words."""
+
+
+def timeline_of(
+    record: RequestRecord, model: str, snapshots: Mapping[str, RequestSnapshot], causes: Iterable[WaitCause]
+) -> RequestTimeline:
+    """`snapshots` are of choices that run, by their ids, and may lack any."""
+    now = time.monotonic()
+    for choice in record.choices:
+        if choice.ended is None and choice.request_id in snapshots:
+            choice.timeline = snapshots[choice.request_id].timeline
+    return RequestTimeline(
+        id=record.request_id,
+        response_id=record.response_id,
+        method=record.method,
+        route=record.route,
+        model=model,
+        status="running" if record.ended is None else "ended",
+        http_status=record.status or None,
+        error=record.error,
+        received_at=round(record.received_at, 3),
+        seconds=round((record.ended or now) - record.received, 6),
+        num_choices=record.num_choices,
+        choices=[_choice(choice, snapshots.get(choice.request_id)) for choice in record.choices],
+        why=reasons(record, list(causes), now),
+    )
+
+
+def _choice(choice: ChoiceRecord, snapshot: RequestSnapshot | None) -> ChoiceTimeline:
+    timeline = choice.timeline or Timeline(queued=choice.began)
+    status: Literal["waiting", "running", "ended"] = "waiting" if choice.admitted is None else "running"
+    num_output, num_blocks = choice.num_output_tokens, None
+    if choice.ended is not None:
+        status, num_blocks = "ended", 0
+    elif snapshot is not None:
+        status = "running" if snapshot.is_running else "waiting"
+        num_output = snapshot.num_tokens - snapshot.num_prompt_tokens
+        num_blocks = sum(map(bool, snapshot.block_ids))
+
+    def since(moment: float) -> float:
+        return round(moment - choice.received, 6)
+
+    def at(moment: float | None) -> float | None:
+        return None if moment is None else since(moment)
+
+    return ChoiceTimeline(
+        id=choice.request_id,
+        status=status,
+        finish_reason=choice.finish_reason,
+        num_prompt_tokens=choice.num_prompt_tokens,
+        num_cached_tokens=choice.num_cached_tokens,
+        num_output_tokens=num_output,
+        num_blocks=num_blocks,
+        queued=since(timeline.queued),
+        admitted=at(timeline.admitted),
+        first_token=at(choice.first_token),
+        ended=at(choice.ended),
+        chunks=[
+            PromptChunk(since(one.time), one.num_tokens, one.num_step_tokens, one.num_step_requests)
+            for one in timeline.chunks
+        ],
+        num_chunks=timeline.num_chunks,
+        num_preemptions=timeline.num_preemptions,
+        num_recomputed_tokens=timeline.num_recomputed_tokens,
+        num_decode_steps=timeline.num_decode_steps,
+        mean_step_requests=round(timeline.mean_step_requests, 2),
+        time_per_output_token=round(choice.time_per_output_token, 6),
+    )
+
+
+def reasons(record: RequestRecord, causes: list[WaitCause], now: float) -> list[str]:
+    """Where the time of the slowest choice went. `causes`: since when somebody waited for what, oldest first."""
+    choice = record.slowest()
+    if choice is None:
+        return ["the engine was not asked"] if record.ended is not None else ["the engine has not been asked yet"]
+    said = [*_before_token(record, choice, causes, now), *_behind_token(record, choice, now)] or ["nothing held it up"]
+    if record.num_choices > 1:
+        said.insert(0, f"of its {record.num_choices} choices, {choice.request_id} took longest")
+    return said
+
+
+def _is_notable(seconds: float, record: RequestRecord, now: float) -> bool:
+    whole = (record.ended or now) - record.received
+    return seconds >= max(NOTABLE_SECONDS, NOTABLE_SHARE * whole)
+
+
+def _before_token(record: RequestRecord, choice: ChoiceRecord, causes: list[WaitCause], now: float) -> Iterator[str]:
+    prepare, queue, prefill, _ = choice.phases(now)
+    if _is_notable(prepare, record, now):
+        yield f"{prepare:.2f} s passed before the engine had it: its body, its tokens, or no engine was there"
+    if choice.admitted is None and choice.ended is None:
+        yield f"it has waited {queue:.2f} s for its turn by now"
+    elif _is_notable(queue, record, now):
+        yield f"it waited {queue:.2f} s for its turn"
+    if _is_notable(queue, record, now):
+        if choice.is_structured:
+            yield "part of that may be its grammar, which is compiled before it may begin"
+        until = choice.queued + queue
+        for cause, why in _CAUSES.items():
+            spans = [
+                min(end, until) - max(begin, choice.queued)
+                for (begin, one), (end, _) in pairwise([*causes, (until, None)])
+                if one == cause
+            ]
+            if (seconds := sum(span for span in spans if span > 0)) >= NOTABLE_SECONDS:
+                yield f"for {seconds:.2f} s of that, {why}"
+    if _is_notable(prefill, record, now):
+        yield _prefill(choice, prefill)
+
+
+def _prefill(choice: ChoiceRecord, seconds: float) -> str:
+    cached = f", {choice.num_cached_tokens} of them cached," if choice.num_cached_tokens else ""
+    text = f"its prompt of {choice.num_prompt_tokens} tokens{cached} took {seconds:.2f} s"
+    timeline = choice.timeline
+    if timeline is None or not timeline.chunks:
+        return text
+    text += f" in {timeline.num_chunks} step" + "s" * (timeline.num_chunks > 1)
+    others = 1 - sum(one.num_tokens for one in timeline.chunks) / sum(one.num_step_tokens for one in timeline.chunks)
+    return text + (f", of whose tokens {others:.0%} were others'" if others else "")
+
+
+def _behind_token(record: RequestRecord, choice: ChoiceRecord, now: float) -> Iterator[str]:
+    timeline, decode = choice.timeline, choice.phases(now).decode
+    if timeline is not None and timeline.num_preemptions:
+        times = "once" if timeline.num_preemptions == 1 else f"{timeline.num_preemptions} times"
+        recomputed = f"{timeline.num_recomputed_tokens} tokens were computed again"
+        yield f"it was preempted {times}, as the KV cache was full: {recomputed}"
+    if _is_notable(decode, record, now):
+        text = f"the tokens behind the first one took {decode:.2f} s"
+        if each := choice.time_per_output_token:
+            text = f"{choice.num_output_tokens - 1} {text.removeprefix('the ')}, {each * 1e3:.1f} ms each"
+        mean = timeline.mean_step_requests if timeline is not None else 0.0
+        others = f", in steps of {mean:.1f} requests on average" if mean >= 1.05 else ", alone in its steps"
+        yield text + (others if mean else "")
+    if choice.finish_reason == "error":
+        yield f"it failed: {record.error or 'see the log'}"
+    elif choice.finish_reason in _ENDS:
+        yield _ENDS[choice.finish_reason]
+    rest = (record.ended or now) - (choice.ended or record.ended or now)
+    if _is_notable(rest, record, now):
+        yield f"{rest:.2f} s more passed until the client had taken the answer"
