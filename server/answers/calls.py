@@ -91,9 +91,12 @@ class ToolParser:
             answer.hold()
             if not self.is_bare:
                 answer.take(len(marker))
-            complete = yield from self._read_calls()
+            if (yield from self._read_calls()):
+                answer.release()
+                continue
+            yield from answer.peek()  # whether a cut answer ends here tells what was held
             rest = answer.release()
-            if not (complete or (answer.is_cut_here and self._means_a_call(rest))):
+            if not (answer.is_cut_here and self._means_a_call(rest)):
                 answer.say(rest)
         answer.end_content()
 
@@ -247,22 +250,13 @@ class PythonToolParser(ToolParser):
             return False
         yield from answer.spaces()
         while not (yield from answer.literal(")")):
-            argument = yield from self._read_argument()
-            if not argument:
+            keyword = yield from answer.word(NAME)
+            equals = yield from answer.token("=")
+            literal = (yield from answer.value_text(PYTHON)) if keyword and equals else ""
+            if not literal or not ((yield from answer.token(",")) or (yield from answer.peek()) == ")"):
                 return False
-            self.add(name, (", " if self.begun else "{") + argument)
+            if (value := literal_as_json(literal)) is None:
+                return False
+            self.add(name, f"{', ' if self.begun else '{'}{json_text(keyword)}: {value}")
         self.add(name, "}" if self.begun else "{}")
         return True
-
-    def _read_argument(self) -> Wait[str]:
-        """Read one keyword and the comma behind it, and return it as a member of a JSON object; "" where it is none."""
-        answer = self.answer
-        keyword = yield from answer.word(NAME)
-        equals = yield from answer.token("=")
-        value = (yield from answer.value_text(PYTHON)) if keyword and equals else ""
-        if not value or not ((yield from answer.token(",")) or (yield from answer.peek()) == ")"):
-            return ""
-        try:
-            return f"{json_text(keyword)}: {literal_as_json(value)}"
-        except ValueError:
-            return ""

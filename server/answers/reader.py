@@ -9,6 +9,7 @@ import json
 import re
 import warnings
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -230,32 +231,26 @@ def json_text(value: Any) -> str:
 
 def unpacked(text: str) -> str | None:
     """A JSON string's content, "" for null, any other value's text, and None for what is no JSON or no UTF-8."""
-    try:
+    with suppress(ValueError, RecursionError):
         value = json.loads(text, strict=False, parse_constant=_refuse)
         content = value if isinstance(value, str) else "" if value is None else text
         content.encode()
-    except (ValueError, RecursionError):
-        return None
-    return content
+        return content
+    return None
 
 
-def literal_as_json(text: str) -> str:
-    """JSON text for a literal of Python or JSON. Raises ValueError for anything else."""
+def literal_as_json(text: str) -> str | None:
+    """JSON text for a literal of Python or JSON, and None for anything else."""
     for strict in (True, False):
-        try:
+        with suppress(ValueError, RecursionError):
             value = json.loads(text, strict=strict, parse_constant=_refuse)
             return text if strict else json.dumps(value)
-        except (ValueError, RecursionError):
-            continue
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # unknown escapes in the model's strings
-            value = ast.literal_eval(text)
-        converted = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError("not a literal") from error
-    converted.encode()
-    return converted
+    with warnings.catch_warnings(), suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        warnings.simplefilter("ignore")  # unknown escapes in the model's strings
+        converted = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+        converted.encode()
+        return converted
+    return None
 
 
 def _refuse(constant: str) -> None:

@@ -102,12 +102,10 @@ def _member(value: Any, key: str) -> Any:
 
 def _as_json(text: str, types: set[str]) -> str:
     """The value that the text denotes, if the types allow one that is no string and it is such, else the text."""
-    try:
-        value = literal_as_json(text.strip())
-    except ValueError:
+    value = literal_as_json(text.strip())
+    if value is None or ("string" in types and types.isdisjoint(_TYPES.get(type(json.loads(value)), "").split())):
         return json_text(text)
-    is_text = "string" in types and types.isdisjoint(_TYPES.get(type(json.loads(value)), "").split())
-    return json_text(text) if is_text else value
+    return value
 
 
 def _items(value: Any) -> list[Any]:

@@ -50,19 +50,19 @@ def joined(deltas: list[DeltaMessage]) -> Answer:
     return answer
 
 
-def stream(parser: AnswerParser, pieces: list[str]) -> list[DeltaMessage]:
-    return [*(parser.push(piece) for piece in pieces), parser.push("", ended=True)]
+def stream(parser: AnswerParser, pieces: list[str], *, cut: bool = False) -> list[DeltaMessage]:
+    return [*(parser.push(piece) for piece in pieces), parser.push("", ended=True, cut=cut)]
 
 
-@given(texts, reasoning_styles, tool_styles, st.booleans(), st.data())
+@given(texts, reasoning_styles, tool_styles, st.booleans(), st.booleans(), st.data())
 def test_pieces_sum_up_to_the_whole(
-    text: str, reasoning: ReasoningParser | None, tools: ToolStyle | None, inside: bool, data: st.DataObject
+    text: str, reasoning: ReasoningParser | None, tools: ToolStyle | None, inside: bool, cut: bool, data: st.DataObject
 ) -> None:
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=len(text))))
     pieces = [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
-    whole = parser(reasoning, tools, starts_inside=inside).parse(text)
+    whole = parser(reasoning, tools, starts_inside=inside).parse(text, cut=cut)
     for split in (pieces, list(text)):
-        assert joined(stream(parser(reasoning, tools, starts_inside=inside), split)) == whole
+        assert joined(stream(parser(reasoning, tools, starts_inside=inside), split, cut=cut)) == whole
 
 
 @given(texts, tool_styles)
