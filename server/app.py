@@ -19,21 +19,15 @@ from server.errors import error_response
 from server.metrics import routes as metrics
 from server.metrics.records import CURRENT_REQUEST
 from server.middleware import Admission, Paths, RequestMiddleware
-from server.openai import chat, completions
+from server.openai import chat, completions, embeddings
 from server.operation import Operation, routes_of
 from server.page import PageFiles
 from server.route_table import operations
 from server.serving import Serving
 from server.version import version
 
-ROUTERS = (
-    chat.router,
-    completions.router,
-    token_generation.router,
-    tokenization.router,
-    metrics.router,
-    admin.router,
-)
+PROTOCOLS = (chat, completions, embeddings, token_generation, tokenization, metrics, admin)
+ROUTERS = tuple(protocol.router for protocol in PROTOCOLS)
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> FastAPI:

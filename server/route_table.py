@@ -3,7 +3,6 @@
 from typing import Any
 
 from configs.settings import ServerConfig
-from server.convert.pooling import input_prompts
 from server.operation import Operation
 from server.protocol.answers import (
     RESPONSE_EVENTS,
@@ -34,16 +33,6 @@ from server.protocol.ollama import (
     SingleEmbeddingRequest,
     Version,
 )
-from server.protocol.pooling import (
-    EmbeddingRequest,
-    EmbeddingResponse,
-    PoolingRequest,
-    PoolingResponse,
-    RerankRequest,
-    RerankResponse,
-    ScoreRequest,
-    ScoreResponse,
-)
 from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
 from server.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
@@ -53,7 +42,6 @@ from server.routes.messages import CountTokensRoute, MessagesRoute
 from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
 from server.routes.ollama_embed import embed, embed_prompts, single_embedding, single_prompt
 from server.routes.ollama_models import PullRoute, ShowRoute, api_version, list_running, list_tags, refuse_changes
-from server.routes.pooling import embeddings, pooling, rerank, rerank_prompts, score, score_prompts
 from server.routes.responses import ResponsesRoutes
 from server.routes.whole import whole
 
@@ -64,7 +52,6 @@ def operations(config: ServerConfig) -> list[Operation]:
         *_responses(config),
         *_ollama(config),
         *_llama_cpp(config),
-        *_pooling(config),
         *_text(config),
     ]
 
@@ -214,33 +201,6 @@ def _llama_cpp(config: ServerConfig) -> list[Operation]:
         ),
         Operation("GET", "/props", props, "What is served, in llama.cpp's form", (Props,)),
         Operation("GET", "/slots", slots, "How many requests run, in llama.cpp's form", (list[Slot],), errors=(503,)),
-    ]
-
-
-def _pooling(config: ServerConfig) -> list[Operation]:
-    return [
-        whole("/v1/embeddings", EmbeddingRequest, input_prompts, "Embed texts", EmbeddingResponse, config, embeddings),
-        whole(
-            "/pooling",
-            PoolingRequest,
-            input_prompts,
-            "Embed texts, as the model gives it",
-            PoolingResponse,
-            config,
-            pooling,
-        ),
-        whole(
-            "/score /v1/score", ScoreRequest, score_prompts, "Cosines between embeddings", ScoreResponse, config, score
-        ),
-        whole(
-            "/rerank /v1/rerank /v2/rerank /reranking",
-            RerankRequest,
-            rerank_prompts,
-            "Sort documents for a query",
-            RerankResponse,
-            config,
-            rerank,
-        ),
     ]
 
 

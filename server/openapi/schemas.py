@@ -9,7 +9,6 @@ from configs.sampling import SamplingParams
 from server.openapi.docstrings import field_docs
 from server.openapi.values import details
 from server.protocol.common import RequestBody
-from server.protocol.pooling import SCORE_PAIRS, ScoreRequest
 from server.serving import Serving
 
 _TEMPLATE = "#/components/schemas/{name}"
@@ -60,9 +59,7 @@ def _describe_body(schema: Schema, body: type[RequestBody], serving: Serving) ->
         properties[name] = {"description": "A hint that nothing follows from"}
     for name in sorted(body.without_effect):
         properties[name] = {"description": "Changes nothing"}
-    if issubclass(body, ScoreRequest):
-        schema["oneOf"] = [_given(*pair) for pair in SCORE_PAIRS]
-    elif body.one_of:
+    if body.one_of:
         schema["oneOf"] = [_given(name) for name in body.one_of]
     if serving.config.strict_fields:
         schema["additionalProperties"] = False

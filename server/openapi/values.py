@@ -9,7 +9,6 @@ from typing import Any
 from configs.sampling import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_WORD
 from server.openapi.chats import (
     CUSTOM_TOOLS,
-    MESSAGES,
     SYSTEM,
     TURNS,
 )
@@ -17,7 +16,6 @@ from server.protocol.common import RequestBody, SamplingFields
 from server.protocol.llama_cpp import NativeRequest
 from server.protocol.messages import CountTokensRequest, MessagesRequest
 from server.protocol.ollama import OllamaGenerateRequest, OllamaRequest
-from server.protocol.pooling import MAX_INPUTS, EmbeddingRequest, PoolingFields, RerankRequest, ScoringFields
 from server.serving import Serving
 
 Schema = dict[str, Any]
@@ -39,16 +37,12 @@ RANGES: Mapping[type[RequestBody], Mapping[str, Schema]] = {
         "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     },
     OllamaRequest: {"top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}},
-    PoolingFields: {"truncate_prompt_tokens": {"minimum": -1, "not": {"const": 0}}},
     MessagesRequest: {
         "max_tokens": {"minimum": 1},
         "temperature": {"minimum": 0},
         "top_k": {"minimum": -1},
         "top_p": {"exclusiveMinimum": 0, "maximum": 1},
     },
-    EmbeddingRequest: {"dimensions": {"minimum": 1}},
-    ScoringFields: {"max_tokens_per_query": {"minimum": 0}, "max_tokens_per_doc": {"minimum": 0}},
-    RerankRequest: {"top_n": {"minimum": 0}},
     NativeRequest: {
         "n_predict": {"minimum": -2},
         "max_tokens": {"minimum": -2},
@@ -100,11 +94,6 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
             "tools": _replaced(CUSTOM_TOOLS),
         },
         MessagesRequest: {"stop_sequences": _replaced(stop[1])},
-        EmbeddingRequest: {
-            "messages": _replaced(MESSAGES),
-            "input": lambda schema: _list(tokens(schema), MAX_INPUTS),
-        },
-        RerankRequest: {"documents": lambda schema: _list(schema, MAX_INPUTS - 1)},
         OllamaGenerateRequest: {"context": tokens},
     }
 
