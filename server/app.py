@@ -16,6 +16,7 @@ from engine.async_engine import AsyncEngine
 from server import admin, token_generation, tokenization
 from server.documented import DEFINITIONS
 from server.errors import error_response
+from server.llama_cpp import routes as llama_cpp
 from server.metrics import routes as metrics
 from server.metrics.records import CURRENT_REQUEST
 from server.middleware import Admission, Paths, RequestMiddleware
@@ -26,7 +27,7 @@ from server.route_table import operations
 from server.serving import Serving
 from server.version import version
 
-PROTOCOLS = (chat, completions, embeddings, token_generation, tokenization, metrics, admin)
+PROTOCOLS = (chat, completions, embeddings, llama_cpp, token_generation, tokenization, metrics, admin)
 ROUTERS = tuple(protocol.router for protocol in PROTOCOLS)
 
 

@@ -1,21 +1,11 @@
 """All routes of the server: `create_app` registers them, and the OpenAPI document describes them."""
 
-from typing import Any
-
 from configs.settings import ServerConfig
 from server.operation import Operation
 from server.protocol.answers import (
     RESPONSE_EVENTS,
     OllamaChatAnswer,
     OllamaGenerateAnswer,
-)
-from server.protocol.llama_cpp import (
-    InfillRequest,
-    NativeChunk,
-    NativeCompletion,
-    NativeCompletionRequest,
-    Props,
-    Slot,
 )
 from server.protocol.messages import CountTokensRequest, Message, MessagesRequest, TokenCount
 from server.protocol.messages import Event as MessageEvent
@@ -37,7 +27,6 @@ from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
 from server.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
 from server.protocol.responses import Response as ResponseSnapshot
-from server.routes.llama_cpp import NativeRoute, props, slots
 from server.routes.messages import CountTokensRoute, MessagesRoute
 from server.routes.ollama import OllamaChatRoute, OllamaGenerateRoute
 from server.routes.ollama_embed import embed, embed_prompts, single_embedding, single_prompt
@@ -51,7 +40,6 @@ def operations(config: ServerConfig) -> list[Operation]:
         *_generating(config),
         *_responses(config),
         *_ollama(config),
-        *_llama_cpp(config),
         *_text(config),
     ]
 
@@ -172,35 +160,6 @@ def _ollama(config: ServerConfig) -> list[Operation]:
         Operation("GET", "/api/tags", list_tags, "The served model, in Ollama's form", (OllamaModels,)),
         Operation("GET", "/api/ps", list_running, "The loaded model, in Ollama's form", (OllamaModels,)),
         Operation("GET", "/api/version", api_version, "The version of Ollama whose API this is", (Version,)),
-    ]
-
-
-def _llama_cpp(config: ServerConfig) -> list[Operation]:
-    picked = dict[str, Any]  # by `response_fields`
-    generating: dict[str, Any] = {
-        "answers": (NativeCompletion, list[NativeCompletion], picked, list[picked]),
-        "events": (NativeChunk, NativeCompletion, picked),
-    }
-    completion, infill = NativeCompletionRequest, InfillRequest
-    return [
-        Operation(
-            "POST",
-            "/completion",
-            NativeRoute(config, completion),
-            "Continue prompts, in llama.cpp's form",
-            body=completion,
-            **generating,
-        ),
-        Operation(
-            "POST",
-            "/infill",
-            NativeRoute(config, infill),
-            "Write what is missing in a text, in llama.cpp's form",
-            body=infill,
-            **generating,
-        ),
-        Operation("GET", "/props", props, "What is served, in llama.cpp's form", (Props,)),
-        Operation("GET", "/slots", slots, "How many requests run, in llama.cpp's form", (list[Slot],), errors=(503,)),
     ]
 
 

@@ -1,9 +1,9 @@
 """What llama.cpp's /completion and /infill take, as prompts and `SamplingParams`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import Field
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest, shown
 from configs.sampling import SamplingParams, StructuredOutput
@@ -264,7 +264,8 @@ async def _infill(serving: Serving, body: InfillRequest) -> list[int]:
     if engine.tokenizer.special_id(_FILE_SEPARATOR) is None:
         text = "".join(f"{extra['text']}\n" for extra in body.input_extra)
     else:
-        files = "".join(f"{_FILE_SEPARATOR}{extra.get('filename', 'tmp')}\n{extra['text']}\n" for extra in body.input_extra)
+        named = [(extra.get("filename", "tmp"), extra["text"]) for extra in body.input_extra]
+        files = "".join(f"{_FILE_SEPARATOR}{name}\n{text}\n" for name, text in named)
         text = f"{_REPOSITORY}myproject\n{files}{_FILE_SEPARATOR}filename\n"
     begins = token_ids[:1] == [engine.tokenizer.bos_token_id]
     others = await engine.encode(text, add_special_tokens=False, must_fit=True)

@@ -1,12 +1,12 @@
 """llama.cpp's own routes: POST /completion and /infill, GET /props and /slots."""
 
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NotRequired
 
 import msgspec
 from fastapi import APIRouter
 from starlette.responses import Response
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from configs.errors import Unavailable
 from engine.messages import TokenLogprobs

@@ -1,5 +1,6 @@
 """What is known of a request while it runs and behind it: times and numbers, and no text of anybody's."""
 
+import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -200,3 +201,10 @@ def note_response(response_id: str, n: int | None = None) -> None:
     """The current request is answered under this id, with `n` choices per prompt."""
     if record := CURRENT_REQUEST.get(None):
         record.response_id, record.n = response_id, n or record.n
+
+
+def current_phases() -> Phases:
+    """Of the slowest choice of the current request, up to now where it runs."""
+    record = CURRENT_REQUEST.get(None)
+    choice = record and record.slowest()
+    return choice.phases(time.monotonic()) if choice else Phases(0, 0, 0, 0)

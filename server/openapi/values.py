@@ -13,7 +13,6 @@ from server.openapi.chats import (
     TURNS,
 )
 from server.protocol.common import RequestBody, SamplingFields
-from server.protocol.llama_cpp import NativeRequest
 from server.protocol.messages import CountTokensRequest, MessagesRequest
 from server.protocol.ollama import OllamaGenerateRequest, OllamaRequest
 from server.serving import Serving
@@ -42,18 +41,6 @@ RANGES: Mapping[type[RequestBody], Mapping[str, Schema]] = {
         "temperature": {"minimum": 0},
         "top_k": {"minimum": -1},
         "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-    },
-    NativeRequest: {
-        "n_predict": {"minimum": -2},
-        "max_tokens": {"minimum": -2},
-        "n_cmpl": {"minimum": 1},
-        "top_k": {"minimum": -1},
-        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
-        "min_p": {"minimum": 0, "maximum": 1},
-        "repeat_penalty": {"exclusiveMinimum": 0},
-        "presence_penalty": {"minimum": -2, "maximum": 2},
-        "frequency_penalty": {"minimum": -2, "maximum": 2},
-        "n_probs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     },
 }
 """Of numbers. The fields of a class hold for those derived from it."""
