@@ -73,6 +73,8 @@ class RequestError(OctavoError):
     status = 500
     type = "server_error"
     retry_after: int | None = None
+    ends_connection = False
+    """Whether the client is told that its connection closes behind the answer."""
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         self.message = bounded(message)
@@ -159,6 +161,8 @@ class CompilerBusy(Unavailable):
 
 class ShuttingDown(Unavailable):
     """The server finishes what runs, and then ends."""
+
+    ends_connection = True
 
     def __init__(self, *, retry_after: int) -> None:
         super().__init__("the server is shutting down", code="shutting_down", retry_after=retry_after)

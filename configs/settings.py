@@ -279,11 +279,15 @@ class ServerConfig(EngineConfig, frozen=True, kw_only=True):
             gt=0,
             le=MAX_SECONDS,
             description="Seconds in which a request has to arrive; every 16 KB of it earn another one. Then it is"
-            " answered with 408.",
+            " answered with 408, or its connection closed where not even its head is there.",
         ),
     ] = 30
     max_connections: Annotated[
-        Positive | None, Meta(description="Most open connections (default: as many as there are file descriptors for).")
+        Positive | None,
+        Meta(
+            description="Most open connections; then idle ones are closed (default: as many as there are file"
+            " descriptors for).",
+        ),
     ] = None
     max_kept_timelines: Annotated[
         int, Meta(ge=0, description="Most choices of ended requests that /v1/requests/{id} still tells of.")

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
-from configs.errors import InvalidRequest, RequestError, ShuttingDown
+from configs.errors import InvalidRequest, RequestError
 from server.security.request_ids import CURRENT
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ def error_response(request: Request, error: Exception) -> Response:
         status = error.status
         if error.retry_after is not None:
             headers["retry-after"] = str(error.retry_after)
-        if isinstance(error, ShuttingDown):
+        if error.ends_connection:
             headers["connection"] = "close"
         if status == HTTPStatus.UNAUTHORIZED:
             headers["www-authenticate"] = 'Bearer realm="Octavo"'

@@ -2,56 +2,45 @@
 
 import asyncio
 import contextlib
-import functools
 import math
 import signal
 import socket
-import sys
 import time
 from collections.abc import Generator
-from typing import Any
 
 import uvicorn
 
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
-from server.accepting import Acceptor, connection_limit
 from server.app import create_app
-from server.security.connection import connection_class
-from server.security.tls import server_context
+from server.connections import ConnectionPool
+from server.listener import connection_limit
+from server.request_limits import RequestLimits
 from server.serving import Serving
-from server.stalled_clients import end_stalled_clients
 
 LAST_WORDS = 1
 """Seconds for what is told to those whose requests do not get finished."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our own way of accepting connections, and without handlers of signals: see `stop_on_signals`."""
+    """uvicorn without handlers of signals: see `stop_on_signals`."""
 
-    def __init__(self, config: uvicorn.Config, serving: Serving) -> None:
+    def __init__(self, config: uvicorn.Config, serving: Serving, connections: ConnectionPool) -> None:
         super().__init__(config)
         self.serving = serving
+        self.connections = connections
         self._draining: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """`lifespan` is off."""
-        config = self.config
-        protocol: Any = config.http_protocol_class
-        new_protocol = functools.partial(protocol, config=config, server_state=self.server_state, app_state={})
-        limit = min(connection_limit(), self.serving.config.max_connections or sys.maxsize)
-        self.acceptors = [
-            Acceptor(listener, new_protocol, self.server_state.connections, limit, config.ssl)
-            for listener in sockets or []
-        ]
-        self.servers = self.acceptors  # type: ignore[assignment]
-        if timeout := self.serving.config.client_timeout:
-            self._stalled_clients = asyncio.create_task(end_stalled_clients(self.server_state.connections, timeout))
-        self.started = True
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        closing = asyncio.create_task(self.connections.close_stalled())
+        try:
+            await super().serve(sockets)
+        finally:
+            closing.cancel()
 
     def stop(self) -> None:
         """Once: take no more work, let what runs finish, and end. Twice: end."""
@@ -81,20 +70,22 @@ class Server(uvicorn.Server):
 
 def make_server(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Server:
     app = create_app(engine, config, model_name)
-    protocol: Any = connection_class(config)
+    connections = ConnectionPool(config, min(connection_limit(), config.max_connections or 2**63))
     settings = uvicorn.Config(
-        app,
-        http=protocol,
+        RequestLimits(app, config),
+        http=connections.protocol(),
         ws="none",
         lifespan="off",
         log_config=None,
         access_log=False,
         server_header=False,
         timeout_keep_alive=config.timeout_keep_alive,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=config.ssl_cert_reqs,
     )
-    settings.load()
-    settings.ssl = server_context(config)
-    return Server(settings, app.state.serving)
+    return Server(settings, app.state.serving, connections)
 
 
 def stop_on_signals(server: Server) -> None:

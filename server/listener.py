@@ -1,11 +1,16 @@
-"""The listening socket."""
+"""The listening socket, and how many connections there are file descriptors for."""
 
 import contextlib
+import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from configs.errors import UsageError
+
+RESERVE = 64
+"""File descriptors for everything but clients: a restart of the engine, its files, its pipes."""
+_MOST_DESCRIPTORS = 2**16
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -52,3 +57,25 @@ def _remove_if_unused(path: str) -> None:
                 client.connect(path)
             except ConnectionRefusedError:
                 Path(path).unlink()
+
+
+def raise_descriptor_limit() -> None:
+    """To what this process may have."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def connection_limit() -> int:
+    """How many connections there are file descriptors for, of those that are open now and a reserve apart."""
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        num_open = len(os.listdir("/proc/self/fd"))
+    except OSError:  # not on Linux
+        num_open = RESERVE
+    return max(8, (_MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft) - num_open - RESERVE)

@@ -22,8 +22,7 @@ from engine.bundled import BUNDLED
 from engine.log_lines import configure
 from engine.messages import CoreReady
 from engine.supervisor import Supervision
-from server.accepting import raise_descriptor_limit
-from server.listener import bind, bind_unix
+from server.listener import bind, bind_unix, raise_descriptor_limit
 from server.security.request_ids import CURRENT
 from server.security.start import check_security
 from server.version import version

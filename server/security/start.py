@@ -3,12 +3,12 @@
 from configs.settings import ServerConfig
 from server.security.hosts import is_reachable
 from server.security.keys import read_keys
-from server.security.tls import server_context
+from server.security.tls import check_certificates
 
 
 def check_security(config: ServerConfig) -> str | None:
     """A warning, where there is reason for one. Raises `SettingsError` for keys and certificates that are of no use."""
-    server_context(config)
+    check_certificates(config)
     if read_keys(config) or config.uds or not is_reachable(config.host):
         return None
     return (

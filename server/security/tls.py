@@ -1,4 +1,4 @@
-"""TLS: the server's certificate, and clients' certificates."""
+"""TLS: what is wrong with the certificates that uvicorn loads, said before a model is loaded."""
 
 import ssl
 from pathlib import Path
@@ -7,28 +7,20 @@ from configs.errors import SettingsError
 from configs.settings import ServerConfig
 
 
-def server_context(config: ServerConfig) -> ssl.SSLContext | None:
-    """None without a certificate. Raises `SettingsError` for files that cannot be used, or would be for nothing."""
-    if config.ssl_certfile is None:
+def check_certificates(config: ServerConfig) -> None:
+    """Raises `SettingsError` for files that cannot be used, or would be for nothing."""
+    certificate, key, authorities = config.ssl_certfile, config.ssl_keyfile, config.ssl_ca_certs
+    if certificate is None:
         for name in ("ssl_keyfile", "ssl_ca_certs", "ssl_cert_reqs"):
             if getattr(config, name):
                 raise SettingsError(f"--{name.replace('_', '-')} needs a certificate: give --ssl-certfile too")
-        return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    _load_certificate(context, config.ssl_certfile, config.ssl_keyfile)
-    context.verify_mode = ssl.VerifyMode(config.ssl_cert_reqs)
-    if config.ssl_ca_certs is not None:
-        _load_authorities(context, config.ssl_ca_certs)
-    elif config.ssl_cert_reqs:
+        return
+    if config.ssl_cert_reqs and authorities is None:
         raise SettingsError("--ssl-cert-reqs needs --ssl-ca-certs, the certificates of those who sign clients'")
-    return context
-
-
-def _load_certificate(context: ssl.SSLContext, certificate: str, key: str | None) -> None:
-    _check_file("ssl-certfile", certificate)
-    if key is not None:
-        _check_file("ssl-keyfile", key)
+    for flag, file in (("ssl-certfile", certificate), ("ssl-keyfile", key), ("ssl-ca-certs", authorities)):
+        if file is not None:
+            _check_readable(flag, file)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     files = f"--ssl-certfile {certificate}" + (f", --ssl-keyfile {key}" if key else "")
     try:
         context.load_cert_chain(certificate, key, password=_no_password)
@@ -38,17 +30,14 @@ def _load_certificate(context: ssl.SSLContext, certificate: str, key: str | None
         if error.reason == "KEY_VALUES_MISMATCH":
             raise SettingsError(f"{files}: the key belongs to another certificate") from error
         raise SettingsError(f"{files}: no certificate with its private key in PEM form") from error
-
-
-def _load_authorities(context: ssl.SSLContext, file: str) -> None:
-    _check_file("ssl-ca-certs", file)
     try:
-        context.load_verify_locations(file)
+        if authorities is not None:
+            context.load_verify_locations(authorities)
     except ssl.SSLError as error:
-        raise SettingsError(f"--ssl-ca-certs {file}: no certificates in PEM form") from error
+        raise SettingsError(f"--ssl-ca-certs {authorities}: no certificates in PEM form") from error
 
 
-def _check_file(flag: str, file: str) -> None:
+def _check_readable(flag: str, file: str) -> None:
     """`ssl` does not say which file it could not read."""
     try:
         with Path(file).open("rb"):
