@@ -43,7 +43,6 @@ class ClientHealth:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Watch this process; garbage collection, which would stop it for milliseconds, is off meanwhile."""
-        was_enabled = gc.isenabled()
         gc.collect()
         gc.freeze()
         gc.disable()
@@ -55,8 +54,7 @@ class ClientHealth:
             self.cpu_share = (time.process_time() - busy) / (time.perf_counter() - began)
             ticking.cancel()
             gc.unfreeze()
-            if was_enabled:
-                gc.enable()
+            gc.enable()
 
     async def _tick(self) -> None:
         while True:
@@ -64,25 +62,25 @@ class ClientHealth:
             await asyncio.sleep(TICK)
             self.loop_lags.append(max(0.0, time.perf_counter() - due))
 
+    @property
+    def why_too_busy(self) -> str | None:
+        """Why no rate and no time per token is to be trusted; None when they are."""
+        if self.cpu_share <= MAX_CPU_SHARE:
+            return None
+        return f"the client used {self.cpu_share:.0%} of the one core that it can use"
+
     def why_wrong(self, metric: str, figure: Figure, value: float) -> str | None:
         """Why a latency of `value` seconds says more of the client than of the server; None when it does not.
 
         A first token and an end are late by what their sending and their reading were late; what lies between two
-        tokens only by the latter; an average over many tokens by nothing that counts.
+        tokens only by the latter; an average over many tokens only suffers from a client without a break.
         """
         if metric == "tpot":
-            return None
+            return self.why_too_busy
         lateness = _of(figure, self.loop_lags) + (0.0 if metric == "itl" else _of(figure, self.late_sends))
         if lateness <= max(CLOCK_STEP, MAX_SHARE_OF_FIGURE * value):
             return None
         return f"the client was {lateness * 1e3:.1f} ms late"
-
-    @property
-    def why_too_busy(self) -> str | None:
-        """Why no rate and no time per token is to be trusted."""
-        if self.cpu_share <= MAX_CPU_SHARE:
-            return None
-        return f"the client used {self.cpu_share:.0%} of the one core that it can use"
 
     def as_json(self) -> dict[str, float]:
         found = {"cpu_share": round(self.cpu_share, 3)}
@@ -93,4 +91,4 @@ class ClientHealth:
 
 
 def _of(figure: Figure, values: Sequence[float]) -> float:
-    return float(figure(values)) if len(values) else 0.0
+    return float(figure(values)) if values else 0.0

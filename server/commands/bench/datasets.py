@@ -162,18 +162,9 @@ def _widened(lengths: Lengths, ratio: float) -> Lengths:
 
 def _shared_prefix_samples(arguments: argparse.Namespace, maker: PromptMaker, count: int, draws: Draws) -> list[Sample]:
     """Each of a few prefixes begins an equal number of prompts, in random order."""
-    prefixes = [
-        maker.units(draws.contents, arguments.prefix_repetition_prefix_len)
-        for _ in range(arguments.prefix_repetition_num_prefixes)
-    ]
+    sizes = arguments.prefix_repetition_prefix_len, arguments.prefix_repetition_suffix_len
+    prefixes = [maker.units(draws.contents, sizes[0]) for _ in range(arguments.prefix_repetition_num_prefixes)]
     order = [prefixes[index % len(prefixes)] for index in range(count)]
     draws.lengths.shuffle(order)
-    return [
-        [
-            Request(
-                maker.prompt(prefix + maker.units(draws.contents, arguments.prefix_repetition_suffix_len)),
-                arguments.output_len.draw(draws.lengths),
-            )
-        ]
-        for prefix in order
-    ]
+    prompts = [maker.prompt(prefix + maker.units(draws.contents, sizes[1])) for prefix in order]
+    return [[Request(prompt, arguments.output_len.draw(draws.lengths))] for prompt in prompts]

@@ -5,12 +5,13 @@ too have its names.
 """
 
 import argparse
-import json
 import math
 import random
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import urlsplit
+
+from pydantic import Field, Json, TypeAdapter, ValidationError
 
 from server.flags import Parser
 
@@ -46,46 +47,46 @@ class Lengths(NamedTuple):
         return f"{self.low}" if self.low == self.high else f"{self.low}-{self.high}"
 
 
+Type = Callable[[str], Any]
+
+
 def _refused(what: str, text: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"not {what}: {text!r}")
 
 
-def integer(low: int) -> Callable[[str], int]:
-    """The type of integers of at least `low`."""
+def typed(kind: Any, what: str) -> Type:
+    """The type of what pydantic takes for a `kind`; `what` it is, a refusal says."""
+    adapter = TypeAdapter(kind)
 
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < low:
-            raise _refused(f"an integer of at least {low}", text)
-        return int(text)
-
-    return parse
-
-
-def number(low: float, *, above: bool = False, high: float = math.inf) -> Callable[[str], float]:
-    """The type of finite numbers of at least `low`, or above it, and at most `high`."""
-
-    def parse(text: str) -> float:
+    def parse(text: str) -> Any:
         try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not (low < value if above else low <= value) or value > high or math.isinf(value):
-            most = "" if math.isinf(high) else f" and at most {high:g}"
-            raise _refused(f"a number {'above' if above else 'of at least'} {low:g}{most}", text)
-        return value
+            return adapter.validate_python(text)
+        except ValidationError:
+            raise _refused(what, text) from None
 
     return parse
 
 
-count, natural, positive = integer(1), integer(0), number(0, above=True)
+def number(what: str, **limits: Any) -> Type:
+    """The type of finite numbers within `limits`, as pydantic names them."""
+    return typed(Annotated[float, Field(allow_inf_nan=False, **limits)], f"a number {what}")
+
+
+count = typed(Annotated[int, Field(ge=1)], "an integer of at least 1")
+natural = typed(Annotated[int, Field(ge=0)], "an integer of at least 0")
+positive, not_negative = number("above 0", gt=0), number("of at least 0", ge=0)
+share, precision = number("above 0 and at most 1", gt=0, le=1), number("of at least 0.01", ge=0.01)
+spread, percentile = number("from 0 to 0.999", ge=0, le=0.999), number("from 0 to at most 100", ge=0, le=100)
+json_object = typed(Json[dict[str, Any]], "a JSON object")
+metric = typed(Literal[tuple(METRICS)], f"one of {', '.join(METRICS)}")
 
 
 def rate(text: str) -> float:
     """A number above 0, or inf."""
-    return math.inf if text == "inf" else positive(text)
+    return math.inf if text == "inf" else float(positive(text))
 
 
-def listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+def listed(kind: Type) -> Type:
     """The type of values of one kind between commas."""
     return lambda text: [kind(part) for part in text.split(",")]
 
@@ -128,30 +129,12 @@ def header(text: str) -> tuple[str, str]:
     return pair(text)
 
 
-def metric(text: str) -> str:
-    """The name of a latency."""
-    if text not in METRICS:
-        raise _refused(f"one of {', '.join(METRICS)}", text)
-    return text
-
-
 def objective(text: str) -> tuple[str, float]:
     """NAME:MILLISECONDS"""
     name, _, limit = text.partition(":")
     if name not in OBJECTIVES:
         raise _refused(f"one of {', '.join(OBJECTIVES)} and its limit, as ttft:200", text)
-    return name, number(0)(limit)
-
-
-def json_object(text: str) -> dict[str, Any]:
-    """A JSON object."""
-    try:
-        value = json.loads(text)
-    except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        raise _refused("a JSON object", text)
-    return value
+    return name, not_negative(limit)
 
 
 Row = tuple[str, Any, str, Any, str]
@@ -195,10 +178,10 @@ SERVER: list[Row] = [
     ("--api-key", str, "TEXT", None, "bearer token (default: OPENAI_API_KEY of the environment)"),
     ("--header", header, "KEY=VALUE …", [], "headers of each request"),
     ("--extra-body", json_object, "JSON", None, "fields of each request; null takes one away"),
-    ("--temperature", number(0), "X", None, "of sampling (default: the server's)"),
+    ("--temperature", not_negative, "X", None, "of sampling (default: the server's)"),
     ("--ignore-eos", EITHER, "", None, "answers run to their full length (default: on for generated prompts)"),
     ("--insecure", SWITCH, "", False, "do not verify the server's certificate"),
-    ("--ready-check-timeout-sec", number(0), "SECONDS", 0.0, "how long to wait for the server"),
+    ("--ready-check-timeout-sec", not_negative, "SECONDS", 0.0, "how long to wait for the server"),
     ("--request-timeout-sec", positive, "SECONDS", 3600.0, "for a whole answer"),
 ]
 DATA: list[Row] = [
@@ -206,7 +189,7 @@ DATA: list[Row] = [
     ("--dataset-path", str, "FILE", None, "lines of JSON with prompt, messages or turns, and output_len"),
     ("--input-len", lengths, "N|LOW-HIGH", Lengths(1024, 1024), "tokens of a random prompt or turn"),
     ("--output-len", lengths, "N|LOW-HIGH", Lengths(128, 128), "tokens of an answer"),
-    ("--random-range-ratio", number(0, high=0.999), "X", 0.0, "draw lengths from (1 - X) to (1 + X) times those"),
+    ("--random-range-ratio", spread, "X", 0.0, "draw lengths from (1 - X) to (1 + X) times those"),
     ("--random-prefix-len", natural, "N", 0, "tokens that all random prompts begin with, on top"),
     ("--prefix-repetition-prefix-len", count, "N", 256, "tokens of a shared prefix"),
     ("--prefix-repetition-suffix-len", count, "N", 256, "tokens after it"),
@@ -215,7 +198,7 @@ DATA: list[Row] = [
 ]
 RESULTS: list[Row] = [
     ("--percentile-metrics", listed(metric), "NAMES", ["ttft", "tpot", "itl", "e2el"], f"of {', '.join(METRICS)}"),
-    ("--metric-percentiles", listed(number(0, high=100)), "N,N,…", [90.0, 99.0], "of each of them"),
+    ("--metric-percentiles", listed(percentile), "N,N,…", [90.0, 99.0], "of each of them"),
     ("--html", str, "FILE", None, "write a report with plots"),
     ("--plot-timeline", SWITCH, "", False, "write that report beside the saved result"),
     ("--save-result", SWITCH, "", False, "write the JSON document to a file"),
@@ -227,29 +210,17 @@ RESULTS: list[Row] = [
     ("--disable-tqdm", SWITCH, "", False, "no progress bar"),
 ]
 ARRIVALS: list[Row] = [
-    (
-        "--burstiness",
-        rate,
-        "X",
-        1.0,
-        "shape of the intervals' gamma distribution: 1 is Poisson, less is burstier, inf is even",
-    ),
+    ("--burstiness", rate, "X", 1.0, "gamma distribution's shape: 1 is Poisson, less is burstier, inf is even"),
     ("--max-concurrency", count, "N", None, "most requests at once; at a rate, the wait for a place counts as latency"),
-    ("--think-time", number(0), "SECONDS", 0.0, "between an answer and the next turn of its chat"),
-    ("--probe-request-rate", number(0), "X", 0.0, "requests of one token per second beside the load, reported apart"),
+    ("--think-time", not_negative, "SECONDS", 0.0, "between an answer and the next turn of its chat"),
+    ("--probe-request-rate", not_negative, "X", 0.0, "requests of one token per second, reported apart"),
     ("--num-warmups", natural, "N", 0, "requests before the measurement"),
     ("--seed", natural, "N", 0, "of lengths, prompts and arrivals"),
 ]
 LIMITS = "limits in milliseconds of ttft, tpot, e2el"
 LOAD: list[Row] = [
     ("--num-prompts", count, "N", 100, "samples of a run"),
-    (
-        "--request-rate",
-        listed(rate),
-        "X[,X…]",
-        [math.inf],
-        "samples per second; several are runs of their own; inf: all at once",
-    ),
+    ("--request-rate", listed(rate), "X[,X…]", [math.inf], "samples per second; several are runs of their own"),
     ("--ramp-up-strategy", ("linear", "exponential"), "", None, "let the rate grow during the run"),
     ("--ramp-up-start-rps", positive, "X", None, "samples per second at its beginning"),
     ("--ramp-up-end-rps", positive, "X", None, "samples per second at its end"),
@@ -259,11 +230,11 @@ LOAD: list[Row] = [
 ]
 SEARCH: list[Row] = [
     ("--goodput", objective, "NAME:MS …", REQUIRED, f"{LIMITS}, which a request keeps together"),
-    ("--attainment", number(0, above=True, high=1), "X", 0.9, "share of the requests that must keep them"),
+    ("--attainment", share, "X", 0.9, "share of the requests that must keep them"),
     ("--start-rate", positive, "X", 1.0, "samples per second of the first run"),
     ("--max-rate", positive, "X", 1000.0, "samples per second that are enough"),
     ("--duration", positive, "SECONDS", 30.0, "for which each rate is offered"),
-    ("--precision", number(0.01), "X", 0.1, "relative distance of the rates at which the search ends"),
+    ("--precision", precision, "X", 0.1, "relative distance of the rates at which the search ends"),
 ]
 CLIENT = {"server": SERVER, "data": DATA, "results": RESULTS, "arrivals": ARRIVALS}
 

@@ -5,7 +5,6 @@ They run in a process of their own, which imports torch: see engine/bench.
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,12 +15,11 @@ import msgspec
 
 from configs.errors import UsageError
 from configs.settings import EngineConfig
-from engine.machine import core_variables, usable_cores
+from engine.machine import core_variables, module_environment, usable_cores
 
 from .report import print_lines, print_report
 
 TEXT = Path(__file__).with_name("quality.txt")
-ROOT = Path(__file__).parents[3]
 COLUMNS = ("kernel", "rows", "ms", "GB/s", "GFLOP/s", "limit", "% of limit", "% of step")
 QUALITY = {
     "positions": "{:,}",
@@ -64,12 +62,11 @@ def _quality(config: EngineConfig, arguments: argparse.Namespace) -> None:
 
 def _measure(what: str, config: EngineConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of `engine/bench/WHAT.py`. Raises `UsageError` with its one line when it cannot measure."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, "-P", "-m", "engine.bench", what],
         input=json.dumps({"config": msgspec.to_builtins(config), "options": options}).encode(),
         stdout=subprocess.PIPE,
-        env={**os.environ, **core_variables(config.num_threads or usable_cores()), "PYTHONPATH": path},
+        env=module_environment(core_variables(config.num_threads or usable_cores())),
         check=False,
     )
     lines = done.stdout.splitlines()

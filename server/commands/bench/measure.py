@@ -1,5 +1,6 @@
 """From responses to figures, under vLLM's names where they mean the same, and what repeated runs say together."""
 
+import argparse
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,10 +14,6 @@ from .client_health import Figure, percentile
 from .load import Run
 from .target import Response
 
-THROUGHPUTS = (
-    *("request_throughput", "request_goodput", "output_throughput", "total_token_throughput"),
-    "max_output_tokens_per_s",
-)
 SUMS = (
     *("duration", "completed", "failed", "total_input_tokens", "total_cached_tokens", "total_output_tokens"),
     *("probe_completed", "probe_failed"),
@@ -30,10 +27,6 @@ T_975 = (
 )  # fmt: skip
 """Quantile 0.975 of Student's t for 1, 2, … degrees of freedom; beyond them the last is a little too wide."""
 
-STD: Figure = np.std
-Goodput = Mapping[str, float]
-"""Milliseconds that ttft, tpot and e2el may take."""
-
 
 @dataclass
 class Trial:
@@ -43,15 +36,12 @@ class Trial:
     """Requests per second that were offered; infinite for a closed loop and a ramp."""
     runs: list[Run] = field(default_factory=list)
     figures: list[dict[str, Any]] = field(default_factory=list)
-    """Of each run. A figure that was the client's is None, and `client` says why."""
+    """Of each run."""
+    interrupted: bool = False
 
     @property
     def combined(self) -> dict[str, Any]:
         return combine(self.figures)
-
-    @property
-    def interrupted(self) -> bool:
-        return any(run.interrupted for run in self.runs)
 
     @property
     def responses(self) -> list[Response]:
@@ -63,48 +53,55 @@ def whole(responses: Sequence[Response]) -> list[Response]:
     return [response for response in responses if response.error is None]
 
 
-def figures(run: Run, goodput: Goodput, percentiles: Sequence[float], metrics: Sequence[str]) -> dict[str, Any]:
-    """Counts, rates, and the mean, median, std and percentiles of `metrics` in milliseconds, None of nothing.
+def measured(run: Run, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Counts, rates, and the mean, median, std and percentiles of latencies in milliseconds.
 
-    So are those that were the client's, for reasons that `client` gives.
+    A figure is None where there was nothing to measure, and where it is the client's for a reason that `client` gives.
     """
-    done = whole(run.responses)
+    done, goodput = whole(run.responses), arguments.goodput
     prompt_tokens, output_tokens = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
     good = sum(is_good(response, goodput) for response in run.responses)
     per_second = 1 / run.duration if run.duration else 0.0
-    found: dict[str, Any] = {
+    rates = {
+        "request_throughput": len(done) * per_second,
+        "request_goodput": good * per_second if goodput else None,
+        "output_throughput": output_tokens * per_second,
+        "total_token_throughput": (prompt_tokens + output_tokens) * per_second,
+        "max_output_tokens_per_s": max(tokens_by_second(done, run.began), default=0.0),
+    }
+    found = {
         "duration": run.duration,
         "completed": len(done),
         "failed": len(run.responses) - len(done),
         "total_input_tokens": prompt_tokens,
         "total_cached_tokens": sum(r.cached_tokens for r in done),
         "total_output_tokens": output_tokens,
-        "request_throughput": len(done) * per_second,
-        "request_goodput": good * per_second if goodput else None,
+        **rates,
         "good_share": good / len(run.responses) if goodput and run.responses else None,
-        "output_throughput": output_tokens * per_second,
-        "total_token_throughput": (prompt_tokens + output_tokens) * per_second,
-        "max_output_tokens_per_s": float(max(tokens_by_second(done, run.began), default=0.0)),
         "peak_concurrent_requests": max((level for _, level in concurrency(run.responses, 0.0)), default=0),
     }
-    for metric in metrics:
+    reasons: dict[str, str] = {}
+    for metric in arguments.percentile_metrics:
         seconds = samples(done, metric)
-        for name, figure in (kinds(metric, percentiles) | {f"std_{metric}_ms": STD}).items():
-            found[name] = float(figure(seconds)) * 1e3 if seconds else None
-    found |= _probe_figures(run.probes)
-    reasons = _wrong_figures(run, found, percentiles, metrics)
-    found |= dict.fromkeys(reasons)
-    found["client"] = {"bottleneck": bool(reasons), "reasons": reasons, **run.health.as_json()}
-    return found
+        found[f"std_{metric}_ms"] = float(np.std(seconds)) * 1e3 if seconds else None
+        for name, figure in kinds(metric, arguments.metric_percentiles).items():
+            value = float(figure(seconds)) if seconds else None
+            found[name] = None if value is None else value * 1e3
+            if value is not None and (why := run.health.why_wrong(metric, figure, value)):
+                reasons[name] = reasons[f"std_{metric}_ms"] = why
+    mean_is_late = run.health.why_wrong("e2el", np.mean, fmean(samples(done, "e2el"))) if done else None
+    if why := run.health.why_too_busy or mean_is_late:
+        reasons |= dict.fromkeys(rates, why)
+    found |= dict.fromkeys(reasons) | _probe_figures(run.probes)
+    return found | {"client": {"bottleneck": bool(reasons), "reasons": reasons, **run.health.as_json()}}
 
 
 def samples(responses: Sequence[Response], metric: str) -> list[float]:
-    """Seconds."""
-    if metric == "tpot":
-        return [tpot for response in responses if (tpot := response.tpot) is not None]
+    """Seconds of each of the responses that have the metric, or of each gap between two tokens."""
     if metric == "itl":
         return [gap for response in responses for gap in response.itl]
-    return [getattr(response, {"client_queue_time": "queue_time"}.get(metric, metric)) for response in responses]
+    values = (getattr(response, metric) for response in responses)
+    return [value for value in values if value is not None]
 
 
 def kinds(metric: str, percentiles: Sequence[float]) -> dict[str, Figure]:
@@ -113,26 +110,8 @@ def kinds(metric: str, percentiles: Sequence[float]) -> dict[str, Figure]:
     return named | {f"p{rank:g}_{metric}_ms": percentile(rank) for rank in percentiles}
 
 
-def _wrong_figures(
-    run: Run, found: Mapping[str, Any], percentiles: Sequence[float], metrics: Sequence[str]
-) -> dict[str, str]:
-    """The figures that are the client's, and why."""
-    health, reasons = run.health, {}
-    for metric in metrics:
-        for name, figure in kinds(metric, percentiles).items():
-            if found[name] is not None and (why := health.why_wrong(metric, figure, found[name] / 1e3)):
-                reasons[name] = reasons[f"std_{metric}_ms"] = why
-    e2els = samples(whole(run.responses), "e2el")
-    late = health.why_wrong("e2el", np.mean, fmean(e2els)) if e2els else None
-    if why := health.why_too_busy or late:
-        reasons |= dict.fromkeys(THROUGHPUTS, why)
-    if (why := health.why_too_busy) and "tpot" in metrics:
-        reasons |= dict.fromkeys([*kinds("tpot", percentiles), "std_tpot_ms"], why)
-    return reasons
-
-
-def is_good(response: Response, goodput: Goodput) -> bool:
-    """Whether it is whole and within every limit; one token has no time per token that could be too long."""
+def is_good(response: Response, goodput: Mapping[str, float]) -> bool:
+    """Whether it is whole and within every limit in milliseconds; one token has no time per token to be too long."""
     if response.error is not None:
         return False
     return all((getattr(response, name) or 0.0) * 1e3 <= limit for name, limit in goodput.items())
@@ -168,7 +147,7 @@ def details(trial: Trial) -> dict[str, list[Any]]:
         "itls": [[] if r.error else r.itl for r in ordered],
         "latencies": [0.0 if r.error else r.e2el for r in ordered],
         "start_times": [r.due for r in ordered],
-        "queue_times": [r.queue_time for r in ordered],
+        "queue_times": [r.client_queue_time for r in ordered],
         "generated_texts": [r.text for r in ordered],
         "errors": [r.error or "" for r in ordered],
     }
@@ -178,13 +157,9 @@ def _probe_figures(probes: Sequence[Response]) -> dict[str, Any]:
     if not probes:
         return {}
     ms = [response.e2el * 1e3 for response in whole(probes)]
-    return {
-        "probe_completed": len(ms),
-        "probe_failed": len(probes) - len(ms),
-        "probe_median_e2el_ms": float(np.median(ms)) if ms else None,
-        "probe_p99_e2el_ms": float(np.percentile(ms, 99)) if ms else None,
-        "probe_max_e2el_ms": max(ms, default=None),
-    }
+    latencies: dict[str, Figure] = {"median": np.median, "p99": percentile(99), "max": max}
+    found = {f"probe_{name}_e2el_ms": float(figure(ms)) if ms else None for name, figure in latencies.items()}
+    return {"probe_completed": len(ms), "probe_failed": len(probes) - len(ms), **found}
 
 
 def combine(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -210,13 +185,11 @@ def combine(repeats: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def interval(values: Sequence[float]) -> list[float]:
     """The 95 % confidence interval of the mean of at least two values, by Student's t."""
-    freedom = len(values) - 1
-    half = T_975[min(freedom, len(T_975)) - 1] * stdev(values) / math.sqrt(len(values))
+    half = T_975[min(len(values) - 1, len(T_975)) - 1] * stdev(values) / math.sqrt(len(values))
     return [fmean(values) - half, fmean(values) + half]
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, list[float] | None]:
-    """The geometric mean of the pairs' ratios theirs / ours, as pairs share the machine's state, and its 95 %
-    confidence interval: None for a single pair, which says nothing of the spread."""
+    """The geometric mean of theirs / ours, pair by pair, and its 95 % confidence interval, None for a single pair."""
     logs = [math.log(b / a) for a, b in zip(ours, theirs, strict=True)]
     return math.exp(fmean(logs)), [math.exp(end) for end in interval(logs)] if len(logs) > 1 else None

@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import platform
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
@@ -26,17 +27,13 @@ MAX_ERRORS = 5
 NOT_SAVED = ("api_key", "header", "extra_body", "lines", "bench", "command", "module")
 """Arguments that stay out of the document: keys, what is long, and which command it was."""
 
-WRONG = "not valid: the client was the bottleneck"
-
-COUNTS = {
+LABELS = {
     "completed": "Successful requests:",
     "failed": "Failed requests:",
     "duration": "Benchmark duration (s):",
     "total_input_tokens": "Total input tokens:",
     "total_cached_tokens": "Cached input tokens:",
     "total_output_tokens": "Total generated tokens:",
-}
-RATES = {
     "request_throughput": "Request throughput (req/s):",
     "request_goodput": "Request goodput (req/s):",
     "output_throughput": "Output token throughput (tok/s):",
@@ -44,6 +41,7 @@ RATES = {
     "peak_concurrent_requests": "Peak concurrent requests:",
     "total_token_throughput": "Total token throughput (tok/s):",
 }
+RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
 PROBES = {
     "probe_completed": "Probe requests completed:",
     "probe_failed": "Probe requests failed:",
@@ -51,16 +49,17 @@ PROBES = {
     "probe_p99_e2el_ms": "P99 probe E2EL (ms):",
     "probe_max_e2el_ms": "Max probe E2EL (ms):",
 }
+CLIENT = {
+    "Client share of one core:": ("cpu_share", "{:.0%}"),
+    "P99 client event loop lag (ms):": ("p99_loop_lag_ms", "{:.2f}"),
+    "P99 late sends (ms):": ("p99_late_send_ms", "{:.2f}"),
+}
 
 
 def print_report(benchmark: str, config: EngineConfig, body: Mapping[str, Any]) -> None:
     """The last line of a benchmark of a model: the figures, and what they were measured on."""
-    head = {"benchmark": benchmark, "model": config.model}
-    print(
-        json.dumps(
-            {**head, **body, **_machine(torch=metadata.version("torch")), "settings": msgspec.to_builtins(config)}
-        )
-    )
+    document = {"benchmark": benchmark, "model": config.model, **body, **_machine(torch=metadata.version("torch"))}
+    print(json.dumps({**document, "settings": msgspec.to_builtins(config)}))
 
 
 def print_row(cells: Sequence[object]) -> None:
@@ -75,49 +74,49 @@ def print_lines(report: Mapping[str, Any], forms: Mapping[str, str]) -> None:
 
 
 def _machine(**versions: str) -> dict[str, Any]:
-    hardware = {
-        "processor": processor_name(),
-        "machine": platform.machine(),
-        "usable_cores": usable_cores(),
-        "free_memory_gib": round(free_memory() / 2**30, 1),
-        "system": platform.platform(),
-    }
     return {
-        "hardware": hardware,
+        "hardware": {
+            "processor": _processor_name(),
+            "machine": platform.machine(),
+            "usable_cores": usable_cores(),
+            "free_memory_gib": round(free_memory() / 2**30, 1),
+            "system": platform.platform(),
+        },
         "versions": {"octavo": version(), "python": platform.python_version(), **versions},
     }
 
 
-def processor_name() -> str:
+def _processor_name() -> str:
     """The kernel's name for the CPU (Linux), else the platform's."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or "unknown"
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
+    return names[0] if names else platform.processor() or "unknown"
 
 
 def block(trial: Trial, arguments: argparse.Namespace) -> str:
     """vLLM's block of figures. Where runs were repeated, ± is half of the 95 % confidence interval."""
     found = trial.combined
+    left_out = {name for name in ("total_cached_tokens", "request_goodput") if not found[name]}
+    left_out -= {"request_goodput"} if arguments.goodput else set()
     lines = [" Serving Benchmark Result ".center(WIDTH, "=")]
-    lines += _lines(found, {name: label for name, label in COUNTS.items() if "cached" not in name or found[name]})
     if arguments.max_concurrency is not None:
-        lines.append(f"{'Maximum request concurrency:':<{LABEL_WIDTH}} {arguments.max_concurrency}")
+        lines.append(_line("Maximum request concurrency:", arguments.max_concurrency))
     if math.isfinite(trial.rate):
-        lines.append(f"{'Request rate configured (RPS):':<{LABEL_WIDTH}} {trial.rate:.2f}")
-    lines += _lines(found, {name: RATES[name] for name in RATES if name != "request_goodput" or arguments.goodput})
+        lines.append(_line("Request rate configured (RPS):", f"{trial.rate:.2f}"))
+    lines += _figures(found, {name: label for name, label in LABELS.items() if name not in left_out})
     for metric in arguments.percentile_metrics:
         lines.append(METRICS[metric][1].center(WIDTH, "-"))
-        names = latency_names(metric, arguments.metric_percentiles)
-        lines += _lines(found, {name: f"{label}:" for name, label in names.items()})
+        lines += _figures(found, latency_names(metric, arguments.metric_percentiles))
     if "probe_completed" in found:
-        lines += ["Probe Requests".center(WIDTH, "-"), *_lines(found, PROBES)]
-    lines += _client_lines(found["client"]) + notes_of(trial)
-    errors = errors_of(trial.responses)
-    lines += [f"{count} x {text}" for text, count in list(errors.items())[:MAX_ERRORS]]
+        lines += ["Probe Requests".center(WIDTH, "-"), *_figures(found, PROBES)]
+    client = found["client"]
+    lines.append("Client".center(WIDTH, "-"))
+    lines += [_line(label, form.format(client[name])) for label, (name, form) in CLIENT.items()]
+    for why in dict.fromkeys(client["reasons"].values()):
+        names = (name for name, reason in client["reasons"].items() if reason == why)
+        lines.append(f"THE CLIENT WAS THE BOTTLENECK: {why}: {', '.join(names)}")
+    errors = [f"{count} x {text}" for text, count in errors_of(trial.responses).items()]
+    lines += notes_of(trial) + errors[:MAX_ERRORS]
     if len(errors) > MAX_ERRORS:
         lines.append(f"and {len(errors) - MAX_ERRORS} more kinds of errors")
     return "\n".join([*lines, "=" * WIDTH])
@@ -125,34 +124,25 @@ def block(trial: Trial, arguments: argparse.Namespace) -> str:
 
 def latency_names(metric: str, percentiles: Sequence[float]) -> dict[str, str]:
     """The figures of a metric, and how they are called."""
-    words = (f"{name.split('_')[0].capitalize()} {METRICS[metric][0]} (ms)" for name in kinds(metric, percentiles))
-    return dict(zip(kinds(metric, percentiles), words, strict=True))
+    short = METRICS[metric][0]
+    return {name: f"{name.split('_')[0].capitalize()} {short} (ms):" for name in kinds(metric, percentiles)}
 
 
-def _lines(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
+def _line(label: str, value: object) -> str:
+    return f"{label:<{LABEL_WIDTH}} {value}"
+
+
+def _figures(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
     lines = []
     for name, label in labels.items():
         value = found[name]
         text = f"{value:.2f}" if isinstance(value, float) else "-" if value is None else str(value)
         if name in found["client"]["reasons"]:
-            text = WRONG
+            text = "not valid: the client was the bottleneck"
         if around := found.get("confidence_95", {}).get(name):
             text += f" ± {(around[1] - around[0]) / 2:.2f}"
-        lines.append(f"{label:<{LABEL_WIDTH}} {text}")
+        lines.append(_line(label, text))
     return lines
-
-
-def _client_lines(client: Mapping[str, Any]) -> list[str]:
-    lines = [
-        "Client".center(WIDTH, "-"),
-        f"{'Client share of one core:':<{LABEL_WIDTH}} {client['cpu_share']:.0%}",
-        f"{'P99 client event loop lag (ms):':<{LABEL_WIDTH}} {client['p99_loop_lag_ms']:.2f}",
-        f"{'P99 late sends (ms):':<{LABEL_WIDTH}} {client['p99_late_send_ms']:.2f}",
-    ]
-    by_reason: dict[str, list[str]] = {}
-    for name, why in client["reasons"].items():
-        by_reason.setdefault(why, []).append(name)
-    return lines + [f"THE CLIENT WAS THE BOTTLENECK: {why}: {', '.join(names)}" for why, names in by_reason.items()]
 
 
 def notes_of(trial: Trial) -> list[str]:
@@ -169,28 +159,23 @@ def notes_of(trial: Trial) -> list[str]:
 
 def trial_json(trial: Trial, arguments: argparse.Namespace, *, detailed: bool = False) -> dict[str, Any]:
     """How the load was offered, and the figures; `detailed` with each request."""
-    load: dict[str, Any] = {
-        "num_prompts": arguments.num_prompts,
-        "request_rate": _plain(trial.rate),
-        "burstiness": _plain(arguments.burstiness),
-        "max_concurrency": arguments.max_concurrency,
-    }
-    if arguments.ramp_up_strategy is not None:
-        names = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps")
-        load |= {name: getattr(arguments, name) for name in names}
-    found = {**load, **trial.combined, "interrupted": trial.interrupted, "notes": notes_of(trial)}
+    ramp = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps") if arguments.ramp_up_strategy else ()
+    load = {name: getattr(arguments, name) for name in ("num_prompts", "burstiness", "max_concurrency", *ramp)}
+    found = {**_plain({**load, "request_rate": trial.rate}), **trial.combined}
+    found |= {"interrupted": trial.interrupted, "notes": notes_of(trial)}
     if errors := errors_of(trial.responses):
         found["error_counts"] = errors
     return {**found, **details(trial)} if detailed else found
 
 
 def _plain(value: Any) -> Any:
-    """A flag's value for JSON, which knows no infinity."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
+    """The value of a flag, or of several, for JSON, which knows no infinity."""
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_plain(each) for each in value]
-    return value if value is None or isinstance(value, (bool, int, float, str, dict)) else str(value)
+    is_infinite = isinstance(value, float) and math.isinf(value)
+    return str(value) if is_infinite or isinstance(value, tuple) else value
 
 
 def publish(

@@ -9,9 +9,9 @@ from server.commands.serve import loop_factory
 
 from .client_health import percentile
 from .load import Bench, Run, swallow_interrupt
-from .measure import Trial, concurrency, is_good
+from .measure import Trial, concurrency, is_good, measured
 from .report import print_row, publish, trial_json
-from .serve import INTERRUPTED, NOT_VALID, complete, measured
+from .serve import INTERRUPTED, NOT_VALID, complete
 from .target import Response
 from .web_report import page
 
@@ -82,7 +82,7 @@ class Sweep:
             return bool(bad > most)
 
         run = await self.bench.run(rate, rate, count=count, stop=stop)
-        trial = Trial(rate, [run], [measured(run, self.arguments)])
+        trial = Trial(rate, [run], [measured(run, self.arguments)], run.interrupted)
         self.trials.append(trial)
         if run.interrupted:
             self.ended = "interrupted"

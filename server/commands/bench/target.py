@@ -13,7 +13,7 @@ import msgspec
 
 from configs.errors import UsageError
 
-from .flags import COMPLETIONS
+from .flags import CHAT
 
 CHECK_INTERVAL = 0.5
 """Seconds between two attempts to reach a server that is not up yet."""
@@ -32,48 +32,15 @@ class Failure(Exception):
     """Why a request has no whole answer: a refusal, an error within the stream, or something that is no stream."""
 
 
-class _Delta(msgspec.Struct):
-    role: str | None = None
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[Any] | None = None
-
-
-class _Choice(msgspec.Struct):
-    text: str | None = None
-    delta: _Delta | None = None
-    finish_reason: str | None = None
-
-    def read(self) -> tuple[str, bool]:
-        """The visible text, and whether the event stands for tokens: neither a role nor a reason for the end does."""
-        delta = self.delta
-        if delta is None:
-            text = self.text or ""
-            return text, bool(text) or self.finish_reason is None
-        text = delta.content or ""
-        if text or delta.reasoning or delta.reasoning_content or delta.tool_calls:
-            return text, True
-        return text, delta.role is None and self.finish_reason is None
-
-
-class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-    prompt_tokens_details: _PromptDetails | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
-_EVENTS = msgspec.json.Decoder(_Event)
+def _read_choice(choice: dict[str, Any]) -> tuple[str, bool]:
+    """The visible text, and whether the event stands for tokens: neither a role nor a reason for the end does."""
+    is_end, delta = choice.get("finish_reason") is not None, choice.get("delta")
+    if delta is None:
+        text = choice.get("text") or ""
+        return text, bool(text) or not is_end
+    text = delta.get("content") or ""
+    has_more = any(delta.get(name) for name in ("reasoning", "reasoning_content", "tool_calls"))
+    return text, bool(text) or has_more or (delta.get("role") is None and not is_end)
 
 
 @dataclass(slots=True)
@@ -107,23 +74,26 @@ class Response:
 
     def _read(self, payload: bytes, now: float) -> None:
         try:
-            event = _EVENTS.decode(payload)
-        except msgspec.MsgspecError as error:
-            raise Failure(f"not an event of the protocol: {payload[:80].decode(errors='replace')} ({error})") from None
-        if event.error is not None:
+            event = msgspec.json.decode(payload)
+            error, choices, usage = (event.get(name) for name in ("error", "choices", "usage"))
+            text, has_tokens = _read_choice(choices[0]) if choices else ("", False)
+            if usage:
+                self.has_usage = usage.get("completion_tokens") is not None
+                self.output_tokens = int(usage.get("completion_tokens") or 0)
+                self.prompt_tokens = int(usage.get("prompt_tokens") or 0)
+                self.cached_tokens = int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+            if not isinstance(text, str):
+                raise TypeError("the content is no text")
+        except (msgspec.MsgspecError, AttributeError, LookupError, TypeError, ValueError) as wrong:
+            text = payload[:80].decode(errors="replace")
+            raise Failure(f"not an event of the protocol: {text} ({wrong})") from None
+        if error is not None:
             raise Failure(f"error within the stream: {error_text(payload)}")
-        if event.choices:
-            text, has_tokens = event.choices[0].read()
+        if choices:
             self.end = now
-            if has_tokens:
-                self.token_times.append(now)
-            if text:
-                self.pieces.append(text)
-        if usage := event.usage:
-            self.has_usage = usage.completion_tokens is not None
-            self.output_tokens = usage.completion_tokens or 0
-            self.prompt_tokens = usage.prompt_tokens or 0
-            self.cached_tokens = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
+            self.pieces.append(text)
+        if has_tokens:
+            self.token_times.append(now)
 
     def finish(self) -> None:
         """Fill in what only the end of the stream tells. Raises `Failure` for an answer without content."""
@@ -157,7 +127,7 @@ class Response:
         return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
 
     @property
-    def queue_time(self) -> float:
+    def client_queue_time(self) -> float:
         return max(0.0, self.started - self.due)
 
 
@@ -173,23 +143,38 @@ def error_text(body: bytes) -> str:
     return " ".join(str(found).split())[:300]
 
 
-class HttpClient:
-    """One server over as many connections as there are requests under way; idle connections are used again."""
+class Target:
+    """One endpoint of an OpenAI-style server, over as many connections as there are requests under way."""
 
-    def __init__(self, url: str, headers: dict[str, str] | None = None, *, timeout: float, verify: bool = True) -> None:
-        """`timeout` is in seconds, for a whole response. Needs a running event loop."""
+    def __init__(self, url: str, arguments: argparse.Namespace) -> None:
+        """Needs a running event loop."""
         self.url = url
+        self.model = arguments.model
+        self.endpoint = arguments.endpoint
+        self._base = url.rstrip("/").removesuffix("/v1")
+        self._timeout = arguments.request_timeout_sec
+        fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+        fields |= {"ignore_eos": arguments.ignore_eos or None, "temperature": arguments.temperature}
+        fields |= arguments.extra_body or {}
+        self._fields = {name: value for name, value in fields.items() if value is not None}
+        # a proxy that compresses a stream would hold its events back
+        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+        if key := arguments.api_key or os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+
+        async def note_reuse(session: Any, context: Any, params: Any) -> None:
+            context.trace_request_ctx.append(True)
+
         trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(_note_reuse)
+        trace.on_connection_reuseconn.append(note_reuse)
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=verify),
-            # a proxy that compresses a stream would hold its events back
-            headers={"Content-Type": "application/json", "Accept-Encoding": "identity", **(headers or {})},
-            timeout=aiohttp.ClientTimeout(total=timeout),
+            connector=aiohttp.TCPConnector(limit=0, ssl=not arguments.insecure),
+            headers=headers | dict(arguments.header),
+            timeout=aiohttp.ClientTimeout(total=self._timeout),
             trace_configs=[trace],
         )
 
-    async def request(self, method: str, path: str, body: bytes, receive: Callable[[bytes, float], None]) -> None:
+    async def _request(self, method: str, path: str, body: bytes, receive: Callable[[bytes, float], None]) -> None:
         """`receive` gets the body piece by piece, each with the time at which it was read.
 
         Raises `Failure` for a status other than 200, `aiohttp.ClientError` or `OSError`, of which a timeout is one.
@@ -198,7 +183,7 @@ class HttpClient:
             reused: list[bool] = []
             options: dict[str, Any] = {"data": body, "allow_redirects": False, "trace_request_ctx": reused}
             try:
-                response = await self._session.request(method, self.url + path, **options)
+                response = await self._session.request(method, self._base + path, **options)
             except aiohttp.ClientConnectionError:
                 if not reused:
                     raise
@@ -210,45 +195,18 @@ class HttpClient:
                     receive(piece, time.perf_counter())
                 return
 
-    async def close(self) -> None:
-        await self._session.close()
-
-
-async def _note_reuse(session: Any, context: Any, params: Any) -> None:
-    context.trace_request_ctx.append(True)
-
-
-class Target:
-    """Sends prompts to one endpoint of an OpenAI-style server."""
-
-    def __init__(self, url: str, arguments: argparse.Namespace) -> None:
-        self.url = url
-        self.model = arguments.model
-        self.endpoint = arguments.endpoint
-        self._timeout = arguments.request_timeout_sec
-        key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
-        headers = {**({"Authorization": f"Bearer {key}"} if key else {}), **dict(arguments.header)}
-        base = url.rstrip("/").removesuffix("/v1")
-        self._client = HttpClient(base, headers, timeout=self._timeout, verify=not arguments.insecure)
-        fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
-        if arguments.ignore_eos:
-            fields["ignore_eos"] = True
-        if arguments.temperature is not None:
-            fields["temperature"] = arguments.temperature
-        fields |= arguments.extra_body or {}
-        self._fields = {name: value for name, value in fields.items() if value is not None}
-
     async def wait_until_ready(self, seconds: float) -> None:
         """Wait until the server lists its models. Raises `UsageError` when it does not."""
-        deadline = time.monotonic() + seconds
+        deadline, pieces = time.monotonic() + seconds, list[bytes]()
         while True:
             try:
-                listed = await self._models()
+                await self._request("GET", "/v1/models", b"", lambda piece, _: pieces.append(piece))
+                listed = msgspec.json.decode(b"".join(pieces))
                 break
-            except Failure as error:
+            except (Failure, msgspec.MsgspecError) as error:
                 if self.model is not None:  # a server need not list models
                     return
-                raise UsageError(f"{self.url}/v1/models: {error}; give the model's name with --model") from error
+                raise UsageError(f"{self.url}/v1/models: {error}; give its model's name with --model") from error
             except (OSError, aiohttp.ClientError) as error:
                 if time.monotonic() >= deadline:
                     hint = "start the server, or wait for it with --ready-check-timeout-sec 60"
@@ -259,14 +217,6 @@ class Target:
             if not models:
                 raise UsageError(f"{self.url}/v1/models lists no model; give its name with --model")
             self.model = models[0]["id"]
-
-    async def _models(self) -> Any:
-        pieces: list[bytes] = []
-        await self._client.request("GET", "/v1/models", b"", lambda piece, _: pieces.append(piece))
-        try:
-            return msgspec.json.decode(b"".join(pieces))
-        except msgspec.MsgspecError as error:
-            raise Failure(f"not JSON: {error}") from error
 
     async def check(self, request: Request) -> Response:
         """The response to one request. Raises `UsageError` with what the server says against it."""
@@ -279,8 +229,12 @@ class Target:
     async def send(self, request: Request, response: Response) -> None:
         """Fill in `response`, whatever happens."""
         response.started = time.perf_counter()
+        asked: dict[str, Any] = {"prompt": request.prompt, "max_tokens": request.output_len}
+        if self.endpoint == CHAT:
+            asked = {"messages": as_messages(request.prompt), "max_completion_tokens": request.output_len}
+        body = msgspec.json.encode({"model": self.model, **self._fields, **asked})
         try:
-            await self._client.request("POST", self.endpoint, self._body(request), response.receive)
+            await self._request("POST", self.endpoint, body, response.receive)
             response.finish()
         except TimeoutError:
             response.error = f"no whole answer within {self._timeout:g} s"
@@ -289,16 +243,8 @@ class Target:
         if response.error is not None:
             response.end = time.perf_counter()
 
-    def _body(self, request: Request) -> bytes:
-        fields = {"model": self.model, **self._fields}
-        if self.endpoint == COMPLETIONS:
-            fields |= {"prompt": request.prompt, "max_tokens": request.output_len}
-        else:
-            fields |= {"messages": as_messages(request.prompt), "max_completion_tokens": request.output_len}
-        return msgspec.json.encode(fields)
-
     async def close(self) -> None:
-        await self._client.close()
+        await self._session.close()
 
 
 def as_messages(prompt: str | list[int] | list[Message]) -> list[Message]:

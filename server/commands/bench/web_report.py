@@ -5,7 +5,8 @@ Plots are inline SVG, coloured by the page's CSS variables, so that they follow 
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 from xml.sax.saxutils import escape, quoteattr
 
@@ -15,7 +16,6 @@ from .flags import METRICS
 from .load import Run
 from .measure import Trial, concurrency, samples, tokens_by_second, whole
 from .report import block
-from .target import Response
 
 WIDTH, HEIGHT = 760, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 600, 16, 272
@@ -26,25 +26,14 @@ MAX_ROWS = 400
 NUM_GROUPS = 12
 PERCENTILES = [*range(1, 100), 99.5, 99.9]
 
-STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --paper: #ffffff; --grid: #d8dee4; --c0: #1b6ca8; --c1: #c2410c;
-  --c2: #2e7d32; --c3: #7b4fa3; --c4: #a16207; --c5: #0e7490; --bad: #b91c1c; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --paper: #0d1117; --grid: #30363d; --c0: #6cb6ff;
-  --c1: #ff9a5c; --c2: #6fdd8b; --c3: #d2a8ff; --c4: #e3b341; --c5: #56d4dd; --bad: #ff7b72; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); max-width: 60rem;
-  margin: 2rem auto; padding: 0 1rem; }
-figure { margin: 2rem 0; } figcaption { font-weight: 600; } pre { overflow-x: auto; } .bad { color: var(--bad); }
-svg { width: 100%; height: auto; } svg text { font-size: 12px; fill: var(--ink); } svg line { stroke: var(--grid); }
-polyline { fill: none; stroke-width: 2; }
-"""
-Point = tuple[float, float]
+STYLE = Path(__file__).with_suffix(".css")
 
 
 class Line(NamedTuple):
     """A line of a plot; those of limits are dashed, without dots."""
 
     name: str
-    points: Sequence[Point]
+    points: Sequence[tuple[float, float]]
     dashed: bool = False
 
 
@@ -63,46 +52,37 @@ def page(title: str, trials: Sequence[tuple[str, Trial]], arguments: argparse.Na
         parts += [_percentiles(f"Percentiles{suffix}", trial), _timeline(f"Timeline{suffix}", run)]
         parts.append(_flow(f"Requests under way, and output tokens per second{suffix}", run))
         parts.append(f"<h2>{escape(name)}</h2><pre>{escape(block(trial, arguments))}</pre>")
-    head = f'<head><meta charset="utf-8"/><title>{escape(title)}</title><style>{STYLE}</style></head>'
+    head = f'<head><meta charset="utf-8"/><title>{escape(title)}</title><style>{STYLE.read_text()}</style></head>'
     body = "\n".join(filter(None, parts))
     return f'<!DOCTYPE html>\n<html lang="en">{head}<body>\n{body}\n</body></html>\n'
 
 
-def _latency_by_rate(trials: Sequence[Trial], goodput: dict[str, float]) -> str:
+def _latency_by_rate(trials: Sequence[Trial], goodput: Mapping[str, float]) -> str:
     """A point per trial; of a single one, a point per group of requests that followed each other."""
-    title = "Latency by rate"
-    points = [(_offered(trial), whole(trial.responses)) for trial in trials]
-    if len(trials) == 1:
+    title, points = "Latency by rate", []
+    if len(trials) > 1:
+        for trial in trials:
+            seconds = sum(run.duration for run in trial.runs)
+            rate = trial.rate if math.isfinite(trial.rate) else len(trial.responses) / seconds
+            points.append((rate, whole(trial.responses)))
+    else:
         title += " within the run, in groups of requests that followed each other"
-        points = [_group(group) for run in trials[0].runs for group in _consecutive(whole(run.responses))]
-    points = sorted(((rate, group) for rate, group in points if rate and group), key=lambda point: point[0])
+        for run in trials[0].runs:
+            ordered = sorted(whole(run.responses), key=lambda response: response.due)
+            size = max(2, -(-len(ordered) // NUM_GROUPS))
+            for group in (ordered[begin : begin + size] for begin in range(0, len(ordered), size)):
+                if group[-1].due > group[0].due:
+                    points.append(((len(group) - 1) / (group[-1].due - group[0].due), group))
+    points = sorted((point for point in points if point[1]), key=lambda point: point[0])
     lines = [
         Line(f"{what} {METRICS[metric][0]}", [(x, _ms(samples(group, metric), rank)) for x, group in points])
         for metric in ("e2el", "ttft")
         for what, rank in (("median", 50), ("P99", 99))
     ]
-    ends = [points[0][0], points[-1][0]] if points else []
-    limits = {name: limit for name, limit in goodput.items() if name != "tpot"}
-    lines += [Line(f"limit of {METRICS[m][0]}", [(x, y) for x in ends], dashed=True) for m, y in limits.items()]
+    for name in (name for name in goodput if name != "tpot"):
+        ends = [(x, goodput[name]) for x, _ in points[:1] + points[-1:]]
+        lines.append(Line(f"limit of {METRICS[name][0]}", ends, dashed=True))
     return _line_plot(title, "requests per second", "milliseconds", lines, log_y=True)
-
-
-def _offered(trial: Trial) -> float:
-    """Requests per second; what came of it in a closed loop."""
-    seconds = sum(run.duration for run in trial.runs)
-    return trial.rate if math.isfinite(trial.rate) else len(trial.responses) / seconds if seconds else 0.0
-
-
-def _consecutive(responses: Sequence[Response]) -> list[list[Response]]:
-    ordered = sorted(responses, key=lambda response: response.due)
-    size = max(2, -(-len(ordered) // NUM_GROUPS))
-    return [ordered[begin : begin + size] for begin in range(0, len(ordered), size)]
-
-
-def _group(ordered: list[Response]) -> tuple[float, list[Response]]:
-    """With the rate of the arrivals, 0 when there is no telling."""
-    seconds = ordered[-1].due - ordered[0].due
-    return (len(ordered) - 1) / seconds if seconds > 0 else 0.0, ordered
 
 
 def _ms(seconds: Sequence[float], rank: float) -> float:
@@ -142,6 +122,7 @@ def _timeline(title: str, run: Run) -> str:
     if not ordered:
         return ""
     to_x, parts = _axis(_ticks([0.0, *(response.end - run.began for response in ordered)]), "seconds")
+    parts.append(_text(14, (TOP + BOTTOM) / 2, "requests", "middle", -90))
     height = (BOTTOM - TOP) / len(ordered)
     for index, response in enumerate(ordered):
         first = response.token_times[0] if response.token_times else response.end
@@ -155,7 +136,7 @@ def _timeline(title: str, run: Run) -> str:
         how = "failed" if response.error else "answered"
         parts.append(f"<g><title>request {index + 1}: {how} after {response.e2el:.3f} s</title>{''.join(boxes)}</g>")
     legend = {"client queue": "c4", "to first token": "c1", "tokens": "c0", "failed": "bad"}
-    return _figure(title, [*parts, _axis_label("requests"), *_legend(legend)])
+    return _figure(title, parts, legend)
 
 
 def _line_plot(title: str, x_label: str, y_label: str, lines: Sequence[Line], *, log_y: bool = False) -> str:
@@ -174,30 +155,22 @@ def _line_plot(title: str, x_label: str, y_label: str, lines: Sequence[Line], *,
         if not line.dashed and len(points) <= 60:
             dot = f'<circle style="fill: var(--c{index % 6})" r="3"'
             parts += [f'{dot} cx="{x}" cy="{y}"><title>{escape(text)}</title></circle>' for x, y, text in points]
-    return _figure(title, [*parts, *_legend({line.name: f"c{index % 6}" for index, line in enumerate(lines)})])
+    return _figure(title, parts, {line.name: f"c{index % 6}" for index, line in enumerate(lines)})
 
 
-def _figure(title: str, parts: Sequence[str]) -> str:
+def _figure(title: str, parts: list[str], legend: Mapping[str, str]) -> str:
+    """`legend`: the variables that hold the colours of what is shown."""
+    for index, (name, colour) in enumerate(legend.items()):
+        y = TOP + 20 * index
+        parts.append(f'<rect style="fill: var(--{colour})" x="{RIGHT + 8}" y="{y}" width="12" height="12"/>')
+        parts.append(_text(RIGHT + 26, y + 10, name))
     head = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label={quoteattr(title)}>'
     return "\n".join([f"<figure><figcaption>{escape(title)}</figcaption>", head, *parts, "</svg></figure>"])
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{more}>{escape(text)}</text>'
-
-
-def _legend(colours: dict[str, str]) -> list[str]:
-    parts = []
-    for index, (name, colour) in enumerate(colours.items()):
-        box = f'<rect style="fill: var(--{colour})" x="{RIGHT + 8}" y="{TOP + 20 * index}" width="12" height="12"/>'
-        parts += [box, _text(RIGHT + 26, TOP + 20 * index + 10, name)]
-    return parts
-
-
-def _axis_label(label: str) -> str:
-    """Of the vertical axis."""
-    middle = (TOP + BOTTOM) / 2
-    return _text(14, middle, label, "middle", f' transform="rotate(-90 14 {middle})"')
+def _text(x: float, y: float, text: str, anchor: str = "start", angle: int = 0) -> str:
+    turn = f' transform="rotate({angle} {x} {y})"' if angle else ""
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{turn}>{escape(text)}</text>'
 
 
 def _axis(
@@ -206,20 +179,18 @@ def _axis(
     """From values to pixels, and the grid. What a logarithm cannot show lies at the beginning."""
     begin, end = (BOTTOM, TOP) if vertical else (LEFT, RIGHT)
     place = (lambda value: math.log(max(value, ticks[0]))) if log else float
-    low, high = place(ticks[0]), place(ticks[-1])
 
     def scale(value: float) -> float:
-        return begin + (end - begin) * (place(value) - low) / (high - low)
+        return begin + (end - begin) * (place(value) - place(ticks[0])) / (place(ticks[-1]) - place(ticks[0]))
 
-    parts = [_axis_label(label) if vertical else _text((LEFT + RIGHT) / 2, BOTTOM + 38, label, "middle")]
+    middle = (begin + end) / 2
+    parts = [_text(14, middle, label, "middle", -90) if vertical else _text(middle, BOTTOM + 38, label, "middle")]
     for tick in ticks:
         at = scale(tick)
-        if vertical:
-            parts += [f'<line x1="{LEFT}" y1="{at:.1f}" x2="{RIGHT}" y2="{at:.1f}"/>']
-            parts += [_text(LEFT - 8, at + 4, f"{tick:g}", "end")]
-        else:
-            parts += [f'<line x1="{at:.1f}" y1="{TOP}" x2="{at:.1f}" y2="{BOTTOM}"/>']
-            parts += [_text(at, BOTTOM + 18, f"{tick:g}", "middle")]
+        x1, y1, x2, y2 = (LEFT, at, RIGHT, at) if vertical else (at, TOP, at, BOTTOM)
+        x, y, anchor = (LEFT - 8, at + 4, "end") if vertical else (at, BOTTOM + 18, "middle")
+        parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
+        parts.append(_text(x, y, f"{tick:g}", anchor))
     return scale, parts
 
 
