@@ -158,7 +158,9 @@ def test_fields_headers_and_probes_are_sent(capsys: pytest.CaptureFixture[str]) 
     body = ["--extra-body", '{"top_k": 3, "stream_options": null}', "--temperature", "0", "--no-ignore-eos"]
     head = ["--header", "X-A=b", "--api-key", "secret", "--metadata", "tp=2", "--probe-request-rate", "50"]
     with fake_server(behaviour) as url:
-        text, report = bench(capsys, "serve", url + "/v1/", *SMALL, "--num-prompts", "3", "--max-concurrency", "1", *body, *head)
+        text, report = bench(
+            capsys, "serve", url + "/v1/", *SMALL, "--num-prompts", "3", "--max-concurrency", "1", *body, *head
+        )
     sent = behaviour.bodies[-1]
     assert (sent["top_k"], sent["temperature"]) == (3, 0)
     assert not {"stream_options", "ignore_eos"} & set(sent)

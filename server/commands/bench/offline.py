@@ -23,33 +23,34 @@ COLUMNS = ("batch", "input", "TTFT ms", "TPOT ms", "tok/s")
 
 
 class Timing(NamedTuple):
-    """Of one request: seconds by `time.perf_counter`."""
+    """Of one request, in seconds."""
 
-    sent: float
-    first: float
-    last: float
-    num_first: int
-    """Tokens that came first: more than one when the reader was late."""
+    ttft: float
+    tpot: float | None
+    """Between the first tokens that were read and the last; None when the reader slept through all steps."""
     num_tokens: int
 
 
 def run(config: EngineConfig, arguments: argparse.Namespace) -> int:
     """Print the figures of the benchmark that `arguments.bench` names. Raises `UsageError`."""
-    is_latency = arguments.bench == "latency"
-    samples = None if is_latency or arguments.dataset is None else _read_dataset(arguments)
-    if is_latency:
+    samples: list[Sample] = []
+    if arguments.bench == "latency":
         _check_latency_flags(config, arguments)
+    elif arguments.dataset is not None:
+        samples = read_lines("--dataset", arguments.dataset, arguments.output_len)
+        if any(not isinstance(request.prompt, str) for sample in samples for request in sample):
+            raise UsageError(f"--dataset {arguments.dataset}: prompts must be texts")
     try:
         report = asyncio.run(_measure(config, arguments, samples))
     except RequestError as error:
         raise UsageError(error.message) from error
-    if not is_latency:
+    if arguments.bench == "throughput":
         print_lines(report, THROUGHPUT)
     print_report(arguments.bench, config, report)
     return 0
 
 
-async def _measure(config: EngineConfig, arguments: argparse.Namespace, samples: list[Sample] | None) -> dict[str, Any]:
+async def _measure(config: EngineConfig, arguments: argparse.Namespace, samples: list[Sample]) -> dict[str, Any]:
     engine = await AsyncEngine.start(config)
     try:
         if arguments.bench == "latency":
@@ -62,25 +63,17 @@ async def _measure(config: EngineConfig, arguments: argparse.Namespace, samples:
         await engine.shutdown()
 
 
-def _read_dataset(arguments: argparse.Namespace) -> list[Sample]:
-    samples = read_lines("--dataset", arguments.dataset, arguments.output_len)
-    if any(not isinstance(request.prompt, str) for sample in samples for request in sample):
-        raise UsageError(f"--dataset {arguments.dataset}: prompts must be texts")
-    return samples
-
-
 async def _throughput(
-    engine: AsyncEngine, arguments: argparse.Namespace, draw: random.Random, samples: list[Sample] | None
+    engine: AsyncEngine, arguments: argparse.Namespace, draw: random.Random, samples: list[Sample]
 ) -> dict[str, Any]:
     """All prompts at once: those of a file, or random ones. Equal seeds give equal prompts and lengths."""
-    if samples is None:
+    work = [(await engine.encode(str(r.prompt)), r.output_len) for sample in samples for r in sample]
+    if not samples:
         vocab_size = engine.info.vocab_size
         work = [
             (_random_prompt(draw, vocab_size, arguments.input_len.draw(draw)), arguments.output_len.draw(draw))
             for _ in range(arguments.num_prompts)
         ]
-    else:
-        work = [(await engine.encode(str(r.prompt)), r.output_len) for sample in samples for r in sample]
     for token_ids, num_tokens in work:
         engine.validate(token_ids, _exactly(num_tokens))
     await _complete(engine, [0] * 4, 2, "warm-up")
@@ -147,12 +140,10 @@ async def measure_batch(
         await asyncio.gather(*(_complete(engine, ids, num_tokens, f"bench-{n}") for n, ids in enumerate(prompts)))
         for num_tokens in (1, output_len)
     ]
-    ttft = median(timing.first - timing.sent for timing in cold)
-    # A reader that slept through all steps of its request has no time per token to tell.
-    tpot = [(t.last - t.first) / (t.num_tokens - t.num_first) for t in cached if t.num_tokens > t.num_first]
-    if not tpot:
+    tpots = [timing.tpot for timing in cached if timing.tpot is not None]
+    if not tpots:
         raise UsageError("the tokens came too fast to be timed: take a longer --output-len")
-    return ttft, median(tpot)
+    return median(timing.ttft for timing in cold), median(tpots)
 
 
 def _check_room(engine: AsyncEngine, arguments: argparse.Namespace) -> None:
@@ -177,11 +168,12 @@ def _random_prompt(source: random.Random, vocab_size: int, num_tokens: int) -> l
 
 async def _complete(engine: AsyncEngine, token_ids: list[int], num_tokens: int, request_id: str) -> Timing:
     """One request, read to its end."""
-    sent = time.perf_counter()
-    first, num_first, count = 0.0, 0, 0
+    sent = first = time.perf_counter()
+    num_first = count = 0
     async with aclosing(engine.generate(token_ids, _exactly(num_tokens), request_id=request_id)) as outputs:
         async for output in outputs:
             count = output.num_output_tokens
             if not num_first:
                 first, num_first = time.perf_counter(), count
-    return Timing(sent, first, time.perf_counter(), num_first, count)
+    tpot = (time.perf_counter() - first) / (count - num_first) if count > num_first else None
+    return Timing(first - sent, tpot, count)

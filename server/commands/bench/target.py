@@ -199,6 +199,7 @@ class Target:
         """Wait until the server lists its models. Raises `UsageError` when it does not."""
         deadline, pieces = time.monotonic() + seconds, list[bytes]()
         while True:
+            pieces.clear()
             try:
                 await self._request("GET", "/v1/models", b"", lambda piece, _: pieces.append(piece))
                 listed = msgspec.json.decode(b"".join(pieces))
