@@ -84,7 +84,8 @@ async def _round(client: Process, num_streams: int, num_tokens: int) -> dict[str
 async def _read_streams(url: str, num_streams: int, body: bytes) -> int:
     """The number of events, each of which begins anew in what is received."""
     events = 0
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+    options: dict[str, Any] = {"headers": {"Content-Type": "application/json"}, "raise_for_status": True}
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), **options) as session:
 
         async def read_stream() -> None:
             nonlocal events
