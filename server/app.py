@@ -13,7 +13,7 @@ from starlette.routing import Match, Route
 from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
-from server import admin, token_generation, tokenization
+from server import admin, ollama, token_generation, tokenization
 from server.documented import DEFINITIONS
 from server.errors import error_response
 from server.llama_cpp import routes as llama_cpp
@@ -28,7 +28,7 @@ from server.serving import Serving
 from server.version import version
 
 PROTOCOLS = (chat, completions, embeddings, llama_cpp, token_generation, tokenization, metrics, admin)
-ROUTERS = tuple(protocol.router for protocol in PROTOCOLS)
+ROUTERS = (*(protocol.router for protocol in PROTOCOLS), *ollama.ROUTERS)
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> FastAPI:

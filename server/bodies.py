@@ -36,7 +36,7 @@ class BodyTooLarge(RequestError):
     type = "invalid_request_error"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # typing takes equal marks for one, and 0 equals False
 class Unsupported:
     """Marks a field that is refused, but for null and these values, which ask for nothing."""
 
@@ -54,7 +54,7 @@ class Unsupported:
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Hint:
     """Marks a field that changes no answer here: other values than null and these are ignored, and reported."""
 
@@ -247,6 +247,8 @@ def invalid_request(error: ValidationError, data: bytes | bytearray | None = Non
     """The error that goes deepest into the body, in one line; `param` is the top-level field."""
     details = error.errors(include_url=False, include_input=False)
     if details[0]["type"] == "json_invalid":
+        if "recursion limit" in details[0]["msg"]:
+            return InvalidRequest("the body is nested too deeply", code="invalid_json")
         return InvalidRequest(f"the body is not JSON: {details[0]['msg']}", code="invalid_json")
     whole = None if data is None else json.loads(data)
     paths = [(_path(one["loc"], whole, is_missing=one["type"] == "missing"), _sentence(one)) for one in details]

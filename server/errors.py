@@ -96,9 +96,10 @@ def error_response(request: Request, error: Exception) -> Response:
     return Response(body_of(error), status, headers, media_type="application/json")
 
 
-def error_statuses(*others: int) -> dict[int | str, dict[str, Any]]:
+def error_statuses(*others: int, form: type = ErrorResponse) -> dict[int | str, dict[str, Any]]:
     """What the OpenAPI document says of the errors of a route: those that every body may get, and `others`."""
-    return {status: {"description": _REASONS[status]} for status in sorted({*_OF_EVERY_BODY, *others})}
+    statuses = sorted({*_OF_EVERY_BODY, *others})
+    return {status: {"description": _REASONS[status], "model": form} for status in statuses}
 
 
 _OF_EVERY_BODY = (400, 401, 404, 408, 413, 429, 500, 503)

@@ -34,7 +34,6 @@ class Operation:
     """A struct with the parameters of the query."""
     events: tuple[Any, ...] = ()
     """Types of what comes piece by piece, if the request asks for that."""
-    events_type: str = "text/event-stream"
     texts: tuple[str, ...] = ()
     """Media types of answers that are no JSON."""
     other_statuses: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Chats that are longer than the context, for protocols that drop what is oldest."""
+"""What is longer than the context, for protocols that cut it: texts, and chats that lose what is oldest."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:
     Room is a fixed max_tokens, else a quarter of the context or what there is. A chat begins with a user's message if
     it can: many templates ask for that.
     """
-    limit = _limit(serving)
+    limit = context_size(serving)
     rooms = [room_for_prompt(serving), limit - 1]
     if (max_tokens := chat.sampling.get("max_tokens")) and not chat.fit_max_tokens:
         rooms = [limit - max_tokens]
@@ -51,11 +51,33 @@ async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:
     return None
 
 
+async def encode_part(
+    serving: Serving, text: str, num_tokens: int, side: str = "left", *, add_special_tokens: bool = True
+) -> list[int]:
+    """Token ids of a text of which the caller keeps so many, and cuts off the others at this side: of a long text, all
+    that are kept and mostly few others."""
+    size = max(num_tokens, _MARGIN) * _CHARACTERS
+    while size < len(text):
+        part = text[:size] if side == "right" else text[-size:]
+        token_ids = await serving.engine.encode(part, add_special_tokens=add_special_tokens)
+        if len(token_ids) >= num_tokens + _MARGIN:
+            return token_ids
+        size *= 4
+    return await serving.engine.encode(text, add_special_tokens=add_special_tokens)
+
+
+_CHARACTERS = 8
+"""More than the mean token has, in most texts."""
+_MARGIN = 64
+"""Tokens at a cut, which may be others than in the whole text."""
+
+
 def room_for_prompt(serving: Serving) -> int:
     """Most tokens of a prompt that has to be cut: a quarter of the context is the answer's."""
-    return _limit(serving) - _limit(serving) // 4
+    return context_size(serving) - context_size(serving) // 4
 
 
-def _limit(serving: Serving) -> int:
+def context_size(serving: Serving) -> int:
+    """Most tokens that a prompt can have."""
     info = serving.engine.info
     return min(info.max_model_len, info.kv_cache_tokens)

@@ -15,6 +15,7 @@ from typing_extensions import TypedDict
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
 from server.bodies import BodyRoute, ParsedRequest, Unsupported, one_of
+from server.convert.shortening import context_size, encode_part
 from server.disconnect import until_disconnect
 from server.errors import error_statuses
 from server.field_names import naming
@@ -326,21 +327,29 @@ async def prompts_of(serving: Serving, body: PoolingFields, texts: list[TextToEm
     for text in texts:
         content = text.content
         if isinstance(content, str):
-            must_fit = body.truncate_prompt_tokens is None and not text.max_tokens
-            special = body.add_special_tokens is not False
             with naming({"prompt": text.field}):
-                content = await serving.engine.encode(content, add_special_tokens=special, must_fit=must_fit)
+                content = await _encode(serving, body, content, text.max_tokens)
             await asyncio.sleep(0)  # other requests' turn
         content = content[: text.max_tokens] if text.max_tokens else content
         prompts.append(_checked(serving, body, content, text.field))
     return prompts
 
 
+async def _encode(serving: Serving, body: PoolingFields, text: str, max_tokens: int) -> list[int]:
+    """The text's token ids, but most of those that are cut off; all where none may be. Raises `InvalidRequest`."""
+    special, limit = body.add_special_tokens is not False, body.truncate_prompt_tokens
+    if max_tokens:
+        return await encode_part(serving, text, max_tokens, "right", add_special_tokens=special)
+    if limit is None:
+        return await serving.engine.encode(text, add_special_tokens=special, must_fit=True)
+    kept = context_size(serving) if limit == -1 else limit
+    return await encode_part(serving, text, kept, body.truncation_side or "left", add_special_tokens=special)
+
+
 def _checked(serving: Serving, body: PoolingFields, token_ids: list[int], field: str) -> list[int]:
     """Cut as the request says. Raises `InvalidRequest` for what does not fit the model."""
-    info = serving.engine.info
-    room = min(info.max_model_len, info.kv_cache_tokens)
-    token_ids = truncated(token_ids, body.truncate_prompt_tokens, room, body.truncation_side or "left")
+    limit, side = body.truncate_prompt_tokens, body.truncation_side or "left"
+    token_ids = truncated(token_ids, limit, context_size(serving), side)
     with naming({"prompt": field}):
         serving.engine.validate(token_ids, SamplingParams(max_tokens=0))
     return token_ids

@@ -10,7 +10,6 @@ import msgspec
 from configs.settings import ServerConfig
 from server.openapi.schemas import Schemas
 from server.operation import Operation
-from server.protocol.ollama import OllamaError
 from server.serving import Serving
 from server.version import version
 
@@ -70,7 +69,7 @@ def _keys(config: ServerConfig) -> dict[str, Any]:
 
 
 def _types(operations: list[Operation]) -> list[Any]:
-    types: dict[Any, None] = {ErrorResponse: None, OllamaError: None}
+    types: dict[Any, None] = {ErrorResponse: None}
     for operation in operations:
         requests = (one for one in (operation.body, operation.query) if one is not None)
         types |= dict.fromkeys([*requests, *operation.answers, *operation.events])
@@ -108,21 +107,18 @@ def _responses(operation: Operation, schemas: Schemas) -> dict[str, Any]:
     content: dict[str, Any] = {JSON: {"schema": schemas.any_of(operation.answers)}} if operation.answers else {}
     content |= {kind: {"schema": {"type": "string"}} for kind in operation.texts}
     if operation.events:
-        content[operation.events_type] = {"schema": _piece(operation, schemas)}
+        content[EVENTS] = {"schema": _piece(operation, schemas)}
     answer: dict[str, Any] = {"description": "The answer", "content": content}
     if operation.body is not None:
         answer["headers"] = _IGNORED
-    of_error = OllamaError if operation.paths.startswith("/api/") else ErrorResponse
-    error = {JSON: {"schema": schemas.ref(of_error)}}
+    error = {JSON: {"schema": schemas.ref(ErrorResponse)}}
     errors = {str(one): {"description": _REASONS[one], "content": error} for one in operation.error_statuses}
     return {"200": answer, **{str(one): answer for one in operation.other_statuses}, **errors}
 
 
 def _piece(operation: Operation, schemas: Schemas) -> dict[str, Any]:
-    """Of what comes piece by piece: one event, or one line."""
+    """Of what comes piece by piece: one event."""
     piece = schemas.any_of(operation.events)
-    if operation.events_type != EVENTS:
-        return piece
     data = {"type": "string", "contentMediaType": JSON, "contentSchema": piece}
     fields = {"event": {"type": "string"}, "data": {"anyOf": [data, {"const": "[DONE]"}]}}
     return {"type": "object", "required": ["data"], "properties": fields}

@@ -14,7 +14,6 @@ from server.openapi.chats import (
 )
 from server.protocol.common import RequestBody, SamplingFields
 from server.protocol.messages import CountTokensRequest, MessagesRequest
-from server.protocol.ollama import OllamaGenerateRequest, OllamaRequest
 from server.serving import Serving
 
 Schema = dict[str, Any]
@@ -35,7 +34,6 @@ RANGES: Mapping[type[RequestBody], Mapping[str, Schema]] = {
         "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
         "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
     },
-    OllamaRequest: {"top_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS}},
     MessagesRequest: {
         "max_tokens": {"minimum": 1},
         "temperature": {"minimum": 0},
@@ -81,7 +79,6 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
             "tools": _replaced(CUSTOM_TOOLS),
         },
         MessagesRequest: {"stop_sequences": _replaced(stop[1])},
-        OllamaGenerateRequest: {"context": tokens},
     }
 
 

@@ -175,7 +175,7 @@ async def test_bodies_over_the_limit_are_refused(client: httpx.AsyncClient, path
     check_error(await client.post(path, content=b"x" * 100_001, headers=JSON), 413)
 
 
-@pytest.mark.parametrize("path", sorted(BODIES.keys() - {"/api/show", "/api/pull"}))
+@EVERY
 async def test_nothing_is_generated_by_a_dead_engine(client: httpx.AsyncClient, engine: FakeEngine, path: str) -> None:
     engine.is_dead = True
     check_error(await client.post(path, json=BODIES[path]), 503)

@@ -224,6 +224,7 @@ async def test_reasoning_and_calls_are_fields_of_the_message(client: httpx.Async
     assert whole["message"] == {"role": "assistant", "content": "Look:", "thinking": "hm", "tool_calls": calls}
     assert len(calls) == 2
     assert whole["done_reason"] == "stop"
+    assert without_chance(folded(await stream(client, tools=[WEATHER]))) == without_chance(whole)
     generated = await answer(client, "generate", think=True)
     assert (generated["thinking"], generated["response"]) == ("hm", "Look:" + CALL + CALL)
 
@@ -342,6 +343,29 @@ async def test_a_prompt_longer_than_the_context_loses_its_beginning(
     response = await generate(client, prompt=long, raw=True)
     assert engine.requests[2][1] == [BOS, *long[-749:].encode()]
     assert "x-octavo-prompt-cut-to" not in (await generate(client)).headers
+
+
+async def test_of_a_long_text_little_more_is_encoded_than_is_kept(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths, encode = [], engine.encode
+
+    async def noted(text: str, **kwargs: Any) -> list[int]:
+        lengths.append(len(text))
+        return await encode(text, **kwargs)
+
+    monkeypatch.setattr(engine, "encode", noted)
+    long = "x" * 45_000 + "y" * 45_000
+    for path, body in (
+        ("/api/generate", {"prompt": long}),
+        ("/api/generate", {"prompt": long, "raw": True}),
+        ("/api/embed", {"input": ["hi", long]}),
+        ("/api/embeddings", {"prompt": long}),
+    ):
+        lengths.clear()
+        assert (await client.post(path, json=body)).status_code == 200
+        assert lengths[-1] <= 8000
+    assert engine.embedded[0] == [[BOS, *b"x" * 999]]
 
 
 HINTS = {

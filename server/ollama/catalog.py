@@ -1,0 +1,219 @@
+"""What Ollama's API says of the model: GET /api/tags, /api/ps and /api/version, POST /api/show.
+
+And how it looks after models, of which there is the served one, as it is.
+"""
+
+import hashlib
+import json
+import re
+from typing import Annotated, Any, Literal, NotRequired
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from typing_extensions import TypedDict
+
+from configs.errors import InvalidRequest
+from engine.bundled import BUNDLED
+from server.answers.styles import style_of
+from server.bodies import BodyRoute, Unsupported
+from server.documented import LINES, streamed
+from server.errors import OllamaError, error_statuses
+from server.ollama.requests import OllamaBody
+from server.serving import Serving, ServingOf
+from server.structured import STRICT
+
+router = APIRouter(route_class=BodyRoute, responses=error_statuses(form=OllamaError))
+
+API_VERSION = "0.13.0"
+"""The version of Ollama whose API this is: clients decide by it what they may ask for."""
+NEVER = "9999-12-31T23:59:59Z"
+FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+BITS = {"F32": 32, "int8": 8, "int4": 4}
+"""Of one parameter; 16 for those that are not here."""
+
+
+class NamedModelRequest(OllamaBody):
+    name: str | None = None
+    """The older name of `model`."""
+
+
+class PullRequest(NamedModelRequest):
+    stream: bool | None = None
+    """Default true."""
+    insecure: Any = None
+    username: Any = None
+    password: Any = None
+
+
+class ShowRequest(NamedModelRequest):
+    verbose: Any = None
+    options: Annotated[Any, Unsupported(({},))] = None
+    system: Annotated[Any, Unsupported(("",))] = None
+    template: Annotated[Any, Unsupported(("",))] = None
+
+
+class PullStatus(TypedDict):
+    status: Literal["success"]
+
+
+class OllamaVersion(TypedDict):
+    version: str
+
+
+class OllamaDetails(TypedDict):
+    parent_model: str
+    format: Literal["gguf", "safetensors"]
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+@STRICT
+class OllamaModel(TypedDict):
+    name: str
+    model: str
+    size: int
+    """Bytes of the parameters, about."""
+    digest: str
+    details: OllamaDetails
+    modified_at: NotRequired[str]
+    expires_at: NotRequired[str]
+    size_vram: NotRequired[int]
+    context_length: NotRequired[int]
+
+
+class OllamaModels(TypedDict):
+    models: list[OllamaModel]
+
+
+@STRICT
+class ShowResponse(TypedDict):
+    modelfile: str
+    parameters: str
+    """Sampling defaults, a name and a value in each line."""
+    template: str
+    """The chat template, in Jinja."""
+    details: OllamaDetails
+    model_info: dict[str, Any]
+    capabilities: list[str]
+    modified_at: str
+
+
+@router.get("/api/tags")
+async def list_models(serving: ServingOf) -> OllamaModels:
+    """The served model, under each of its names."""
+    return {"models": [{**_model(serving, name), "modified_at": serving.model.created_at} for name in serving.models]}
+
+
+@router.get("/api/ps")
+async def list_running(serving: ServingOf) -> OllamaModels:
+    """The loaded model."""
+    model, is_on_gpu = _model(serving, serving.model.id), serving.engine.info.device.startswith("cuda")
+    model["expires_at"] = NEVER
+    model["size_vram"] = model["size"] if is_on_gpu else 0
+    model["context_length"] = serving.model.max_model_len
+    return {"models": [model]}
+
+
+@router.get("/api/version")
+async def show_version() -> OllamaVersion:
+    """The version of Ollama whose API this is."""
+    return {"version": API_VERSION}
+
+
+@router.post("/api/show", response_model=ShowResponse)
+async def show(body: ShowRequest, serving: ServingOf) -> Response:
+    """What the model is."""
+    serving.check_model(body.model or body.name)
+    details = _details(serving)
+    shown: ShowResponse = {
+        "modelfile": "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in serving.engine.default_sampling.items()),
+        "template": serving.engine.chat_template or "",
+        "details": details,
+        "model_info": {
+            "general.architecture": details["family"],
+            "general.parameter_count": serving.engine.info.num_parameters,
+            f"{details['family']}.context_length": serving.model.max_model_len,
+        },
+        "capabilities": await _capabilities(serving),
+        "modified_at": serving.model.created_at,
+    }
+    return JSONResponse(shown)
+
+
+@router.post("/api/pull", response_model=PullStatus, responses=streamed(PullStatus, LINES))
+async def pull(body: PullRequest, serving: ServingOf) -> Response:
+    """Succeeds for the served model, which is there; no other can be had."""
+    serving.check_model(body.model or body.name)
+    status: PullStatus = {"status": "success"}
+    return JSONResponse(status) if body.stream is False else Response(json.dumps(status) + "\n", media_type=LINES)
+
+
+@router.post("/api/copy")
+@router.post("/api/create")
+@router.post("/api/push")
+@router.delete("/api/delete")
+async def refuse_changes(request: Request, serving: ServingOf) -> None:
+    """Refused, with the reason."""
+    message = f"{request.url.path} is not offered: this server serves {serving.model.id!r} as it is"
+    raise InvalidRequest(message)
+
+
+async def _capabilities(serving: Serving) -> list[str]:
+    template = serving.engine.chat_template
+    found = ["completion"]
+    if template is not None:
+        found.append("tools")
+        if style_of(template).reasoning is not None:
+            found.append("thinking")
+    try:
+        await serving.engine.encode_infill("", "")
+    except InvalidRequest:
+        return found
+    return [*found, "insert"]
+
+
+def _model(serving: Serving, name: str) -> OllamaModel:
+    digest = hashlib.sha256(serving.system_fingerprint.encode()).hexdigest()
+    return {"name": name, "model": name, "size": _size(serving), "digest": digest, "details": _details(serving)}
+
+
+def _details(serving: Serving) -> OllamaDetails:
+    info = serving.engine.info
+    family = re.sub(r"For[A-Z].*", "", info.architecture).lower()
+    file = serving.config.model
+    return {
+        "parent_model": "",
+        "format": "gguf" if BUNDLED.get(file, file).endswith(".gguf") else "safetensors",
+        "family": family,
+        "families": [family],
+        "parameter_size": _parameter_size(info.num_parameters),
+        "quantization_level": _level(serving),
+    }
+
+
+def _level(serving: Serving) -> str:
+    """The type of the weights: of a GGUF file's the one of the fewest bits, as names sort by bits."""
+    info = serving.engine.info
+    if info.quantization == "none":
+        return FLOATS.get(info.dtype, info.dtype)
+    stored = re.match(r"gguf \((\w+)", info.quantization)
+    return stored[1] if stored else info.quantization
+
+
+def _size(serving: Serving) -> int:
+    """Bytes of the weights; those of a GGUF file by the mean of the bits of its types."""
+    named = [int(bits) for bits in re.findall(r"Q(\d)", serving.engine.info.quantization)]
+    bits = sum(named) / len(named) if named else BITS.get(_level(serving), 16)
+    return int(serving.engine.info.num_parameters * bits / 8)
+
+
+def _parameter_size(count: int) -> str:
+    """As Ollama rounds."""
+    for unit, size, digits in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 0)):
+        if count >= size:
+            return f"{count / size:.{digits}f}{unit}"
+    return str(count)

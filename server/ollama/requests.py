@@ -1,0 +1,307 @@
+"""Bodies of Ollama's /api/chat and /api/generate, and what the engine takes of them.
+
+What requests leave out comes from the checkpoint's generation config, not from Ollama's own defaults.
+"""
+
+import dataclasses
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
+
+from pydantic import BeforeValidator, Field
+from typing_extensions import TypedDict
+
+from configs.errors import InvalidRequest
+from configs.sampling import SamplingParams, StructuredOutput
+from server.bodies import Hint, ModelRequest, RequestBody, Unsupported
+from server.chat import Chat, render
+from server.convert.shortening import encode_part, room_for_prompt
+from server.convert.tools import offered, tool_of
+from server.field_names import naming
+from server.generation import Prompt
+from server.openai.base import Timeout
+from server.openai.messages import Content, Tool, ToolCall, template_messages
+from server.sampling import (
+    NEUTRAL_PENALTIES,
+    NumLogprobs,
+    Penalty,
+    Text,
+    TokenId,
+    check_stop,
+    fitted,
+    is_penalised,
+    sampling_params,
+)
+from server.serving import Serving
+from server.structured import STRICT, json_schema
+
+SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+"""Options that mean the same in `SamplingParams`."""
+FIELD_NAMES = {"max_tokens": "options", "structured": "format"}
+
+
+def _without_fraction(value: Any) -> Any:
+    """Clients write all numbers as floats; as at Ollama, those without a fraction are integers too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Integer = Annotated[int, BeforeValidator(_without_fraction), Field(ge=-(2**63), lt=2**63)]
+
+
+class OllamaBody(ModelRequest):
+    any_content_type: ClassVar[bool] = True
+    """Clients send what their HTTP library does of its own accord, as curl does in Ollama's examples."""
+
+
+class OllamaOptions(RequestBody):
+    """How one answer is decoded. Options of other engines that would change an answer are ignored and reported."""
+
+    num_predict: Annotated[Integer, Field(ge=-2, json_schema_extra={"not": {"const": 0}})] | None = None
+    """Most tokens to generate; -1 and -2 are as many as the context holds."""
+    num_ctx: Integer | None = None
+    """The context is always the server's; more than that cannot be had."""
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    """0 is greedy."""
+    top_k: Annotated[Integer, Field(ge=-1)] | None = None
+    """Only this many likeliest tokens; 0 and -1: all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Only the likeliest tokens that have this probability together."""
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Only tokens with at least this share of the likeliest one's probability."""
+    seed: Integer | None = None
+    """-1 stands for none."""
+    stop: Text | tuple[Text, ...] | None = None
+    """Texts before which the answer ends."""
+    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repeat_last_n: Integer | None = None
+    """Penalties look at all tokens, which is -1, or at none, which is 0; others are served as -1."""
+
+    embedding_only: Annotated[Any, Hint((False,))] = None
+    logits_all: Annotated[Any, Hint((False,))] = None
+    mirostat: Annotated[Any, Hint((0,))] = None
+    penalize_newline: Annotated[Any, Hint((True,))] = None
+    tfs_z: Annotated[Any, Hint((1,))] = None
+    typical_p: Annotated[Any, Hint((1,))] = None
+    vocab_only: Annotated[Any, Hint((False,))] = None
+
+    # of resources, or of what is a hint above
+    draft_num_predict: Any = None
+    f16_kv: Any = None
+    low_vram: Any = None
+    main_gpu: Any = None
+    mirostat_eta: Any = None
+    mirostat_tau: Any = None
+    num_batch: Any = None
+    num_gpu: Any = None
+    num_keep: Any = None
+    num_thread: Any = None
+    numa: Any = None
+    use_mlock: Any = None
+    use_mmap: Any = None
+
+
+class OllamaRequest(OllamaBody):
+    """What /api/chat and /api/generate share."""
+
+    stream: bool | None = None
+    """Default true."""
+    format: Literal["", "json"] | dict[str, Any] | None = None
+    """`json`, or a JSON schema."""
+    options: OllamaOptions | None = None
+    think: bool | str | None = None
+    """Whether the template lets the model think; a text is also its `reasoning_effort`."""
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    truncate: bool | None = None
+    """False: refuse what the context does not hold. Else a chat loses its oldest messages, a prompt its beginning."""
+    shift: Annotated[bool | None, Hint((False,))] = None
+    """True, to drop the beginning when the answer fills the context, is ignored: the answer ends there."""
+    timeout_s: Timeout | None = None
+    """Seconds until the answer ends as it is; the server may have a bound of its own."""
+    keep_alive: Any = None
+    """The model stays loaded."""
+
+    @property
+    def thinking(self) -> dict[str, Any]:
+        """What the template is to know."""
+        effort = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
+        return {} if self.think is None else {"enable_thinking": bool(self.think), **effort}
+
+    @property
+    def unknown_fields(self) -> list[str]:
+        return super().unknown_fields + (self._named(self.options.unknown_fields) if self.options else [])
+
+    @property
+    def ignored_fields(self) -> list[str]:
+        in_options = self._named(self.options.ignored_fields) if self.options else []
+        return [*dict.fromkeys(super().ignored_fields + in_options)]
+
+    @staticmethod
+    def _named(options: list[str]) -> list[str]:
+        return [f"options.{name}" for name in options]
+
+
+@STRICT
+class OllamaMessage(TypedDict):
+    role: Text
+    """system, user, assistant or tool."""
+    content: NotRequired[Content | None]
+    thinking: NotRequired[str | None]
+    images: NotRequired[list[Any] | None]
+    """A model of texts reads none: those of tools are left out, others refused."""
+    tool_calls: NotRequired[list[ToolCall] | None]
+    tool_name: NotRequired[str | None]
+    """Of a tool's message: the function."""
+
+
+class OllamaChatRequest(OllamaRequest):
+    messages: list[OllamaMessage] | None = None
+    """One that ends with an assistant's text is continued by the answer. Without any, nothing is generated."""
+    tools: list[Tool] | None = None
+
+
+class OllamaGenerateRequest(OllamaRequest):
+    prompt: str | None = None
+    """Of the user. Without one, nothing is generated."""
+    suffix: str | None = None
+    """What comes behind the answer, for models that can fill in the middle; they get no chat template."""
+    system: str | None = None
+    raw: bool | None = None
+    """The prompt goes to the model without a chat template."""
+    context: list[TokenId] | None = None
+    """Token ids that an earlier answer gave, to be continued."""
+    template: Annotated[Any, Unsupported(("",))] = None
+    """In Go's language."""
+    images: Annotated[Any, Unsupported(([],))] = None
+    height: Annotated[Any, Unsupported((0,))] = None
+    width: Annotated[Any, Unsupported((0,))] = None
+    steps: Annotated[Any, Unsupported((0,))] = None
+
+
+def chat_of(body: OllamaChatRequest, serving: Serving) -> Chat:
+    """Of a body with messages. Raises `InvalidRequest` naming the field."""
+    passed_over: list[str] = []
+    given = [_openai_message(one, f"messages[{index}]") for index, one in enumerate(body.messages or [])]
+    messages = template_messages(given, passed_over)
+    continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    tools: Any = body.tools
+    return Chat(
+        messages=messages,
+        tools=offered(tools, tool_of, passed_over),
+        passed_over=passed_over,
+        sampling=sampling_of(body, serving),
+        template_kwargs={
+            "add_generation_prompt": not continued,
+            "continue_final_message": continued,
+            **body.thinking,
+        },
+        field_names={"prompt": "messages", **FIELD_NAMES},
+        fit_max_tokens=True,
+        timeout=body.timeout_s,
+    )
+
+
+def generate_chat_of(body: OllamaGenerateRequest, serving: Serving) -> Chat:
+    """Of a body with a prompt and a chat template around it. Raises `InvalidRequest` naming the field."""
+    vocab_size = serving.engine.info.vocab_size
+    if max(body.context or (), default=0) >= vocab_size:
+        raise InvalidRequest(f"context may hold token ids between 0 and {vocab_size - 1}", param="context")
+    user = {"role": "user", "content": body.prompt or ""}
+    return Chat(
+        messages=[{"role": "system", "content": body.system}, user] if body.system else [user],
+        sampling=sampling_of(body, serving),
+        template_kwargs=body.thinking,
+        field_names=FIELD_NAMES,
+        prompt_prefix=body.context or [],
+        fit_max_tokens=True,
+        timeout=body.timeout_s,
+    )
+
+
+async def without_beginning(chat: Chat, serving: Serving) -> Chat:
+    """The chat with as much of the end of `context` and prompt as leaves room for an answer; as it is where the
+    template alone is too long."""
+    *others, user = chat.messages
+    without_prompt = dataclasses.replace(chat, messages=[*others, {**user, "content": ""}])
+    around = await render(serving, without_prompt, must_fit=True)
+    room = room_for_prompt(serving) - len(around.token_ids)
+    if room < 1:
+        return chat
+    token_ids = await encode_part(serving, user["content"], room, add_special_tokens=False)
+    if len(token_ids) > room:
+        token_ids = token_ids[-room:]
+        user = {**user, "content": await serving.engine.decode(token_ids, skip_special_tokens=False)}
+    num_context = min(room - len(token_ids), len(chat.prompt_prefix))
+    prefix = chat.prompt_prefix[len(chat.prompt_prefix) - num_context :]
+    return dataclasses.replace(chat, messages=[*others, user], prompt_prefix=prefix)
+
+
+async def plain_prompt(body: OllamaGenerateRequest, serving: Serving, *, is_cut: bool) -> Prompt:
+    """Of a prompt without chat template: raw, or with a suffix. If `is_cut`, its end that leaves room for an answer,
+    behind the token that begins all texts. Raises `InvalidRequest`."""
+    for name in ("system", "context", "think"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} needs the chat template, which raw and suffix leave out", param=name)
+    engine, text, room = serving.engine, body.prompt or "", room_for_prompt(serving)
+    if body.suffix:
+        token_ids = await engine.encode_infill(text, body.suffix, must_fit=True)
+    elif not is_cut:
+        token_ids = await engine.encode(text, must_fit=True)
+    elif len(token_ids := await encode_part(serving, text, room)) > room:
+        begins = token_ids[:1] == [engine.tokenizer.bos_token_id]
+        token_ids = token_ids[:begins] + token_ids[begins - room :]
+    with naming(FIELD_NAMES):
+        params = sampling_params(sampling_of(body, serving), engine.default_sampling)
+        params = fitted(params, engine.info.max_model_len - len(token_ids))
+        engine.validate(token_ids, params)
+    return Prompt(token_ids, params)
+
+
+def sampling_of(body: OllamaRequest, serving: Serving) -> dict[str, Any]:
+    """Fields of `SamplingParams`. Raises `InvalidRequest` naming the field."""
+    options = body.options or OllamaOptions()
+    if options.num_predict == 0:
+        message = "options.num_predict must be at least 1, or -1 or -2 for what the context holds; got 0"
+        raise InvalidRequest(message, param="options")
+    stop = (options.stop,) if isinstance(options.stop, str) else options.stop or ()
+    check_stop(stop, serving.config, "options.stop")
+    given = {
+        **{name: getattr(options, name) for name in SAME_NAME},
+        "repetition_penalty": options.repeat_penalty,
+        "seed": None if options.seed == -1 else options.seed,
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        "stop": stop,
+    }
+    if options.repeat_last_n == 0:
+        given |= NEUTRAL_PENALTIES
+    return {
+        **{name: value for name, value in given.items() if value is not None},
+        "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,
+        "structured": json_schema(body.format) if isinstance(body.format, dict) else _JSON if body.format else None,
+    }
+
+
+_JSON = StructuredOutput("json_object")
+
+
+def served_otherwise(body: OllamaRequest, params: SamplingParams, max_model_len: int) -> list[str]:
+    """Names of the options that cannot be served as they stand; `params` are those that the request came to."""
+    options = body.options or OllamaOptions()
+    found = {
+        "options.num_ctx": (options.num_ctx or 0) > max_model_len,
+        "options.repeat_last_n": is_penalised(params) and options.repeat_last_n not in (None, -1),
+    }
+    return [name for name, is_ignored in found.items() if is_ignored]
+
+
+def _openai_message(given: OllamaMessage, where: str) -> dict[str, Any]:
+    message: dict[str, Any] = {**given, "role": given["role"].lower()}
+    images, content = message.pop("images", None), message.get("content") or ""
+    if images and message["role"] != "tool":
+        raise InvalidRequest(f"{where}.images: images are not supported, only text", param="messages")
+    message["content"] = [{"type": "text", "text": content}, {"type": "image"}] if images else content
+    message["tool_calls"] = [{"type": "function", **call} for call in message.get("tool_calls") or ()]
+    for older, newer in (("thinking", "reasoning_content"), ("tool_name", "name")):
+        if value := message.pop(older, None):
+            message[newer] = value
+    return message
