@@ -19,7 +19,7 @@ from server.metrics.timeline import Answer
 from server.metrics.tracker import RequestTracker
 
 INTERVAL = 0.2
-"""Seconds from one frame of a viewer to its next."""
+"""Seconds from one event of a viewer to its next."""
 PATIENCE = 1.0
 """Seconds for which the engine is waited for: it answers between two steps."""
 BLOCKS_PER_SECOND = 100_000
@@ -135,16 +135,16 @@ class LiveView:
         return snapshot
 
     def seconds_to_next(self) -> float:
-        """Until the next frame should be asked for."""
+        """Until a viewer's next event."""
         return max(INTERVAL, self._kept_until - time.monotonic())
 
-    async def frame(self, owner: str) -> bytes:
-        """JSON of a `Live`. Other owners' requests have names that tell nothing of theirs, the same in all frames.
+    async def seen_by(self, owner: str) -> bytes:
+        """JSON of a `Live`. Other owners' requests have names that tell nothing of theirs, the same ones each time.
 
         Without keys the owner is empty, and sees everything.
         """
         health = self._engine.health()
-        engine, reason = await self._seen_by(owner) if health.status == "ok" else (None, health.reason)
+        engine, reason = await self._engine_seen_by(owner) if health.status == "ok" else (None, health.reason)
         live = Live(
             time=round(time.monotonic(), 3),
             status=health.status,
@@ -156,7 +156,7 @@ class LiveView:
         )
         return msgspec.json.encode(live)
 
-    async def _seen_by(self, owner: str) -> tuple[LiveEngine | None, str]:
+    async def _engine_seen_by(self, owner: str) -> tuple[LiveEngine | None, str]:
         """Or None and why the engine cannot tell."""
         try:
             snapshot = await self.snapshot(0.9 * INTERVAL)  # less, so that no viewer gets one twice

@@ -85,16 +85,23 @@ _FIRST_TOKEN = (
 )  # fmt: skip
 _STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
-_TIMES = ("e2e_request_latency", "request_queue_time", "request_prefill_time", "request_decode_time",
-          "request_inference_time")  # fmt: skip
-_SIZES = ("prompt_tokens", "generation_tokens", "max_num_generation_tokens", "params_max_tokens",
-          "prefill_kv_computed_tokens")  # fmt: skip
-_BUCKETS = {
-    **{f"vllm:{name}_seconds": _LATENCY for name in _TIMES},
+_TOKENS = ()  # 1, 2, 5, 10, … up to the context
+_BUCKETS: dict[str, tuple[float, ...]] = {
+    "vllm:e2e_request_latency_seconds": _LATENCY,
+    "vllm:request_queue_time_seconds": _LATENCY,
+    "vllm:request_prefill_time_seconds": _LATENCY,
+    "vllm:request_decode_time_seconds": _LATENCY,
+    "vllm:request_inference_time_seconds": _LATENCY,
     "vllm:request_time_per_output_token_seconds": _TOKEN_LATENCY,
+    "vllm:request_prompt_tokens": _TOKENS,
+    "vllm:request_generation_tokens": _TOKENS,
+    "vllm:request_max_num_generation_tokens": _TOKENS,
+    "vllm:request_params_max_tokens": _TOKENS,
+    "vllm:request_prefill_kv_computed_tokens": _TOKENS,
     "vllm:request_params_n": (1, 2, 5, 10, 20),
     "vllm:request_num_preemptions": (1, 2, 3, 4, 5, 10, 20),
 }
+"""Of the histograms of choices and requests, which prometheus_client keeps."""
 _FINISH_REASONS = ("stop", "length", "abort", "error", "repetition", "timeout")
 _WAIT_CAUSES = ("blocks", "seats", "tokens", "other")
 _DECAY = 0.98
@@ -138,6 +145,7 @@ class EngineMetrics(Collector):
         """`num_requests` says how many requests with a body are being answered."""
         self._engine, self._config = engine, config
         self._labels = labels = {"model_name": model_name, "engine": "0"}
+        values = labels.values()
         self._registry = registry = CollectorRegistry()
         registry.register(self)
         ProcessCollector(registry=registry)
@@ -150,14 +158,16 @@ class EngineMetrics(Collector):
         self._weight_bytes, self._block_bytes = info.weight_bytes, info.kv_bytes_per_token * info.block_size
         self.num_generation_tokens = self._step_bytes = 0
         self._recent_bytes = self._recent_seconds = 0.0
-        buckets = {**_BUCKETS, **{f"vllm:request_{name}": _token_buckets(info.max_model_len) for name in _SIZES}}
+        digits = range(len(str(info.max_model_len)))
+        steps = [digit * 10**power for power in digits for digit in (1, 2, 5)]
+        tokens = [step for step in steps if step <= info.max_model_len]
         self._histograms = {
-            name: Histogram(name, HELP[name], [*labels], buckets=bounds, registry=registry).labels(*labels.values())
-            for name, bounds in buckets.items()
+            name: Histogram(name, HELP[name], [*labels], buckets=bounds or tokens, registry=registry).labels(*values)
+            for name, bounds in _BUCKETS.items()
         }
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", *labels).labels(*labels.values())
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", *labels).labels(*values)
         finished = self._counter("vllm:request_success", *labels, "finished_reason")
-        self._finished = {reason: finished.labels(*labels.values(), reason) for reason in _FINISH_REASONS}
+        self._finished = {reason: finished.labels(*values, reason) for reason in _FINISH_REASONS}
         refused = self._counter("octavo:requests_refused", "reason")
         self.refused = {reason: refused.labels(reason) for reason in ("queue_full", "engine", "shutting_down")}
         self._http_requests = self._counter("octavo:http_requests", "method", "route", "status")
@@ -270,12 +280,6 @@ class EngineMetrics(Collector):
         if _quality(accept, OPENMETRICS) > _quality(accept, TEXT):
             return openmetrics.generate_latest(self._registry, openmetrics.ALLOWUTF8), openmetrics.CONTENT_TYPE_LATEST
         return generate_latest(self._registry, openmetrics.ALLOWUTF8), CONTENT_TYPE_PLAIN_0_0_4
-
-
-def _token_buckets(max_model_len: int) -> tuple[int, ...]:
-    """1, 2, 5, 10, … up to the context."""
-    bounds = (digit * 10**power for power in range(len(str(max_model_len))) for digit in (1, 2, 5))
-    return tuple(bound for bound in bounds if bound <= max_model_len)
 
 
 def _quality(accept: str, media_type: str) -> float:

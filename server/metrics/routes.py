@@ -55,24 +55,22 @@ async def engine_live(request: Request, serving: ServingOf) -> Response:
     """What the engine does now; as it changes, for those who accept events."""
     serving.check_alive()
     if EVENTS not in request.headers.get("accept", ""):
-        return Response(await serving.live.frame(current_owner()), media_type="application/json")
+        return Response(await serving.live.seen_by(current_owner()), media_type="application/json")
     if request.scope[METHOD] == "HEAD":
         return Response(media_type=EVENTS)
-    return EventStream(live_frames(serving, current_owner()), LiveWriter())
+    return EventStream(live_events(serving, current_owner()), LiveWriter())
 
 
-async def live_frames(serving: Serving, owner: str) -> AsyncGenerator[bytes, None]:
-    """As the owner may see them, until the server ends."""
+async def live_events(serving: Serving, owner: str) -> AsyncGenerator[bytes, None]:
+    """What the owner may see, as JSON, until the server ends."""
     while serving.drained_by is None and not serving.engine.is_dead:
-        yield await serving.live.frame(owner)
+        yield await serving.live.seen_by(owner)
         await asyncio.sleep(serving.live.seconds_to_next())
 
 
 class LiveWriter:
-    """Frames as events."""
-
-    def events(self, frame: bytes) -> bytes:
-        return event(frame)
+    def events(self, live: bytes) -> bytes:
+        return event(live)
 
     def end(self) -> bytes:
         return b""

@@ -13,17 +13,15 @@ from scheduler.timeline import Timeline
 from server.metrics.records import ChoiceRecord, RequestRecord
 from server.metrics.tracker import WaitCause
 
-NOTABLE_SECONDS, NOTABLE_SHARE = 0.01, 0.05
-"""What is shorter than either, by itself or of the whole, is not worth a sentence."""
 _CAUSES = {
     "blocks": "the KV cache had no room for it (--kv-cache-tokens)",
     "seats": "as many requests ran as may (--max-num-seqs)",
     "tokens": "the steps were full with others' tokens (--max-num-batched-tokens)",
 }
-_ENDS = {
-    "timeout": "it ended because its time was over",
-    "abort": "it ended because the client went away",
-}
+_ENDS = {"timeout": "it ended because its time was over", "abort": "it ended because the client went away"}
+_SHORT, _SMALL = 0.01, 0.05
+"""What took fewer seconds, or a smaller share of the whole, gets no sentence."""
+_ALWAYS = float("inf")
 
 
 @dataclass(frozen=True)
@@ -169,72 +167,68 @@ def _choice(choice: ChoiceRecord, snapshot: RequestSnapshot | None) -> ChoiceTim
 
 def reasons(record: RequestRecord, causes: list[WaitCause], now: float) -> list[str]:
     """Where the time of the slowest choice went. `causes`: since when somebody waited for what, oldest first."""
-    choice = record.slowest()
+    choice, end = record.slowest(), record.ended or now
     if choice is None:
         return ["the engine was not asked"] if record.ended is not None else ["the engine has not been asked yet"]
-    said = [*_before_token(record, choice, causes, now), *_behind_token(record, choice, now)] or ["nothing held it up"]
-    if record.num_choices > 1:
-        said.insert(0, f"of its {record.num_choices} choices, {choice.request_id} took longest")
-    return said
-
-
-def _is_notable(seconds: float, record: RequestRecord, now: float) -> bool:
-    whole = (record.ended or now) - record.received
-    return seconds >= max(NOTABLE_SECONDS, NOTABLE_SHARE * whole)
-
-
-def _before_token(record: RequestRecord, choice: ChoiceRecord, causes: list[WaitCause], now: float) -> Iterator[str]:
-    prepare, queue, prefill, _ = choice.phases(now)
-    if _is_notable(prepare, record, now):
-        yield f"{prepare:.2f} s passed before the engine had it: its body, its tokens, or no engine was there"
+    timeline = choice.timeline or Timeline(queued=choice.began)
+    prepare, queue, prefill, decode = choice.phases(now)
+    behind = end - (choice.ended or end)
+    least = max(_SHORT, _SMALL * (end - record.received))
+    waited = (queue, f"it waited {queue:.2f} s for its turn")
     if choice.admitted is None and choice.ended is None:
-        yield f"it has waited {queue:.2f} s for its turn by now"
-    elif _is_notable(queue, record, now):
-        yield f"it waited {queue:.2f} s for its turn"
-    if _is_notable(queue, record, now):
-        if choice.is_structured:
-            yield "part of that may be its grammar, which is compiled before it may begin"
-        until = choice.queued + queue
-        for cause, why in _CAUSES.items():
-            spans = [
-                min(end, until) - max(begin, choice.queued)
-                for (begin, one), (end, _) in pairwise([*causes, (until, None)])
-                if one == cause
-            ]
-            if (seconds := sum(span for span in spans if span > 0)) >= NOTABLE_SECONDS:
-                yield f"for {seconds:.2f} s of that, {why}"
-    if _is_notable(prefill, record, now):
-        yield _prefill(choice, prefill)
+        waited = (_ALWAYS, f"it has waited {queue:.2f} s for its turn by now")
+    times = "once" if timeline.num_preemptions == 1 else f"{timeline.num_preemptions} times"
+    recomputed = f"{timeline.num_recomputed_tokens} tokens were computed again"
+    ends = {**_ENDS, "error": f"it failed: {record.error or 'see the log'}"}
+    parts = (
+        (prepare, f"{prepare:.2f} s passed before the engine had it: its body, its tokens, or no engine was there"),
+        waited,
+        *(_waits(choice, causes, choice.queued + queue) if queue >= least else ()),
+        (prefill, _prefill(choice, timeline, prefill)),
+        (
+            timeline.num_preemptions and _ALWAYS,
+            f"it was preempted {times}, as the KV cache was full: {recomputed}",
+        ),
+        (decode, _decode(choice, timeline, decode)),
+        (_ALWAYS if choice.finish_reason in ends else 0.0, ends.get(choice.finish_reason or "", "")),
+        (behind, f"{behind:.2f} s more passed until the client had taken the answer"),
+    )
+    sentences = [text for seconds, text in parts if seconds >= least] or ["nothing held it up"]
+    if record.num_choices > 1:
+        sentences.insert(0, f"of its {record.num_choices} choices, {choice.request_id} took longest")
+    return sentences
 
 
-def _prefill(choice: ChoiceRecord, seconds: float) -> str:
+def _waits(choice: ChoiceRecord, causes: list[WaitCause], until: float) -> Iterator[tuple[float, str]]:
+    if choice.is_structured:
+        yield _ALWAYS, "part of that may be its grammar, which is compiled before it may begin"
+    for cause, why in _CAUSES.items():
+        spans = [
+            min(end, until) - max(begin, choice.queued)
+            for (begin, one), (end, _) in pairwise([*causes, (until, None)])
+            if one == cause
+        ]
+        if (seconds := sum(span for span in spans if span > 0)) >= _SHORT:
+            yield _ALWAYS, f"for {seconds:.2f} s of that, {why}"
+
+
+def _prefill(choice: ChoiceRecord, timeline: Timeline, seconds: float) -> str:
     cached = f", {choice.num_cached_tokens} of them cached," if choice.num_cached_tokens else ""
     text = f"its prompt of {choice.num_prompt_tokens} tokens{cached} took {seconds:.2f} s"
-    timeline = choice.timeline
-    if timeline is None or not timeline.chunks:
+    if not timeline.chunks:
         return text
+    own, everybody = (
+        sum(one.num_tokens for one in timeline.chunks),
+        sum(one.num_step_tokens for one in timeline.chunks),
+    )
     text += f" in {timeline.num_chunks} step" + "s" * (timeline.num_chunks > 1)
-    others = 1 - sum(one.num_tokens for one in timeline.chunks) / sum(one.num_step_tokens for one in timeline.chunks)
-    return text + (f", of whose tokens {others:.0%} were others'" if others else "")
+    return text + (f", of whose tokens {1 - own / everybody:.0%} were others'" if own < everybody else "")
 
 
-def _behind_token(record: RequestRecord, choice: ChoiceRecord, now: float) -> Iterator[str]:
-    timeline, decode = choice.timeline, choice.phases(now).decode
-    if timeline is not None and timeline.num_preemptions:
-        times = "once" if timeline.num_preemptions == 1 else f"{timeline.num_preemptions} times"
-        recomputed = f"{timeline.num_recomputed_tokens} tokens were computed again"
-        yield f"it was preempted {times}, as the KV cache was full: {recomputed}"
-    if _is_notable(decode, record, now):
-        text = f"the tokens behind the first one took {decode:.2f} s"
-        if each := choice.time_per_output_token:
-            text = f"{choice.num_output_tokens - 1} {text.removeprefix('the ')}, {each * 1e3:.1f} ms each"
-        mean = timeline.mean_step_requests if timeline is not None else 0.0
-        others = f", in steps of {mean:.1f} requests on average" if mean >= 1.05 else ", alone in its steps"
-        yield text + (others if mean else "")
-    if choice.finish_reason == "error":
-        yield f"it failed: {record.error or 'see the log'}"
-    elif choice.finish_reason in _ENDS:
-        yield _ENDS[choice.finish_reason]
-    rest = (record.ended or now) - (choice.ended or record.ended or now)
-    if _is_notable(rest, record, now):
-        yield f"{rest:.2f} s more passed until the client had taken the answer"
+def _decode(choice: ChoiceRecord, timeline: Timeline, seconds: float) -> str:
+    text = f"the tokens behind the first one took {seconds:.2f} s"
+    if each := choice.time_per_output_token:
+        text = f"{choice.num_output_tokens - 1} {text.removeprefix('the ')}, {each * 1e3:.1f} ms each"
+    mean = timeline.mean_step_requests
+    others = f", in steps of {mean:.1f} requests on average" if mean >= 1.05 else ", alone in its steps"
+    return text + (others if mean else "")

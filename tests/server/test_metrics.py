@@ -253,7 +253,8 @@ async def test_the_share_of_the_bandwidth_is_told_where_the_limit_is_known(engin
     app = create_app(engine, ServerConfig(memory_bandwidth=1000.0), MODEL)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         work = asyncio.create_task(client.post("/v1/completions", json={"prompt": "x", "max_tokens": 100}))
-        await asyncio.sleep(0.05)
+        while not engine.num_tokens:
+            await asyncio.sleep(0.005)
         families = await scraped(client)
         [sample] = families["octavo:memory_bandwidth_fraction"].samples
         assert sample.value == pytest.approx(0.25)

@@ -85,7 +85,8 @@ async def test_a_stream_has_a_timeline_when_it_is_over(client: httpx.AsyncClient
 async def test_what_runs_is_told_as_the_engine_sees_it(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     engine.script, engine.delay = lambda prompt, params: "a" * 900, 0.002
     work = asyncio.create_task(client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 900}, headers=ID))
-    await asyncio.sleep(0.05)
+    while not engine.num_tokens:
+        await asyncio.sleep(0.005)
     [(name, running)] = engine.core.requests.items()
     snapshot = RequestSnapshot(name, True, 4, 24, 23, [0, 7, 8], running.timeline)
     engine.look = lambda: Snapshot(engine.stats(), [snapshot], b"")
@@ -113,7 +114,8 @@ async def test_polls_share_looks_at_a_large_engine(client: httpx.AsyncClient, en
     """Each look costs the engine's step some time."""
     engine.script, engine.delay = lambda prompt, params: "a" * 900, 0.002
     work = asyncio.create_task(client.post("/v1/completions", json={"prompt": "abc", "max_tokens": 900}, headers=ID))
-    await asyncio.sleep(0.05)
+    while not engine.num_tokens:
+        await asyncio.sleep(0.005)
     engine.look = lambda: Snapshot(engine.stats(), [], bytes(100_000))
     for _ in range(5):
         await asyncio.gather(*(timeline(client) for _ in range(5)), client.get("/v1/engine/live"))
@@ -126,15 +128,16 @@ async def test_polls_share_looks_at_a_large_engine(client: httpx.AsyncClient, en
 async def test_an_engine_that_does_not_answer_holds_up_nobody(
     client: httpx.AsyncClient, engine: FakeEngine, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.delay = 0.3
+    engine.delay = 2
     work = asyncio.create_task(client.post("/v1/completions", json={"prompt": "abc"}, headers=ID))
-    await asyncio.sleep(0.05)
+    while not engine.requests:
+        await asyncio.sleep(0.005)
 
     def dead() -> Snapshot:
         raise EngineDead
 
     engine.look = dead
-    engine.delay = 0.3 if kind == "long" else 0
+    engine.delay = 2 if kind == "long" else 0
     monkeypatch.setattr("server.metrics.live.PATIENCE", 0.05 if kind == "long" else PATIENCE)
     told = await timeline(client)
     assert told["choices"][0]["status"] == "waiting"

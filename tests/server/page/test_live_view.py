@@ -18,7 +18,7 @@ from configs.settings import ServerConfig
 from engine.messages import RequestSnapshot, Snapshot, StepStats
 from scheduler.timeline import Counters, Timeline
 from server.metrics.live import INTERVAL, Live, block_runs, equal_runs, live_engine
-from server.metrics.routes import live_frames
+from server.metrics.routes import live_events
 from server.serving import Serving
 from tests.server.conftest import MODEL
 from tests.server.fake_engine import FakeEngine
@@ -112,7 +112,7 @@ def serving(engine: FakeEngine) -> Serving:
 
 
 def frames_of(serving: Serving) -> AsyncGenerator[bytes, None]:
-    return live_frames(serving, "")
+    return live_events(serving, "")
 
 
 async def first_of(frames: Awaitable[bytes]) -> dict[str, Any]:
