@@ -101,21 +101,22 @@ _BUCKETS: dict[str, tuple[float, ...]] = {
     "vllm:request_params_n": (1, 2, 5, 10, 20),
     "vllm:request_num_preemptions": (1, 2, 3, 4, 5, 10, 20),
 }
-"""Of the histograms of choices and requests, which prometheus_client keeps."""
+"""Bounds of the histograms that take one value of each choice or request."""
 _FINISH_REASONS = ("stop", "length", "abort", "error", "repetition", "timeout")
 _WAIT_CAUSES = ("blocks", "seats", "tokens", "other")
 _DECAY = 0.98
 """Weight of the steps before against one more, in the memory bandwidth."""
 
 OPENMETRICS, TEXT = "application/openmetrics-text", "text/plain"
-Labels = Mapping[str, str]
-disable_created_metrics()  # a further series beside each counter and histogram
+disable_created_metrics()  # one more series beside each counter and histogram, when it was made
 
 
 class StepHistogram(Collector):
-    """A histogram for every step: `observe` takes a sixth of prometheus_client's time, and counts several at once."""
+    """A histogram for every step: `observe` takes a sixth of `Histogram`'s time, and counts a value several times."""
 
-    def __init__(self, name: str, bounds: tuple[float, ...], labels: Labels, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, name: str, bounds: tuple[float, ...], labels: Mapping[str, str], registry: CollectorRegistry
+    ) -> None:
         self.sum = 0.0
         self._name, self._bounds, self._labels = name, bounds, labels
         self._counts = [0] * (len(bounds) + 1)

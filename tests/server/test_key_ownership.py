@@ -181,7 +181,8 @@ async def test_an_id_that_a_request_of_the_same_key_has_is_refused_and_others_ma
     engine.delay = 0.1
     fields = {"request_id": "same", "max_tokens": 3}
     sent = asyncio.create_task(client.post(first, json={**first_body, **fields}, headers=ALICE))
-    await asyncio.sleep(0.05)
+    while not engine.requests:
+        await asyncio.sleep(0.005)
     again = await client.post(path, json={**body, **fields}, headers=ALICE)
     assert (again.status_code, again.json()["error"]["param"]) == (400, "request_id")
     of_other = await client.post(path, json={**body, **fields}, headers=BOB)
