@@ -138,4 +138,9 @@ def serving_of(request: Request) -> Serving:
     return serving
 
 
-ServingOf = Annotated[Serving, Depends(serving_of)]
+async def _serving(request: Request) -> Serving:
+    """FastAPI would call a plain function in a thread."""
+    return serving_of(request)
+
+
+ServingOf = Annotated[Serving, Depends(_serving)]
