@@ -38,13 +38,12 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
         title="Octavo", version=version(), redoc_url=None, swagger_ui_oauth2_redirect_url=None, redirect_slashes=False
     )
     app.state.serving = serving
-    for router in ROUTERS:
-        app.include_router(router)
+    app.router.routes += [route for router in ROUTERS for route in router.routes]  # `include_router` wraps each route
     described = operations(config)
     app.router.routes += routes_of(described)
     if config.page:
         app.mount("/page", PageFiles())
-    routes = [route for router in (app.router, *ROUTERS) for route in router.routes if isinstance(route, Route)]
+    routes = [route for route in app.router.routes if isinstance(route, Route)]
 
     async def answer_error(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code == 405:

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import gc
 import importlib
 import json
 import logging
@@ -67,6 +68,7 @@ async def _serve(config: ServerConfig, listener: socket.socket) -> str | None:
     try:
         http_server = await importing
         server = http_server.make_server(engine, config, name)
+        gc.freeze()  # what was loaded stays: collections need not walk it
         http_server.stop_on_signals(server)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():

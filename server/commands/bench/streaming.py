@@ -7,6 +7,7 @@ tokens' share.
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -42,6 +43,7 @@ async def _measure(config: EngineConfig, arguments: argparse.Namespace) -> dict[
     engine = await AsyncEngine.start(config, core=("engine.bench.stub_core", str(arguments.step_ms)))
     with bind("127.0.0.1", 0) as listener:
         server = make_server(engine, ServerConfig(), "stub")
+        gc.freeze()  # what was loaded stays: collections need not walk it
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         command = (sys.executable, "-m", __name__, f"http://127.0.0.1:{listener.getsockname()[1]}")
         client = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
