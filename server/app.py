@@ -14,6 +14,7 @@ from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
 from server import admin, ollama, token_generation, tokenization
+from server.anthropic import routes as anthropic
 from server.documented import DEFINITIONS
 from server.errors import error_response
 from server.llama_cpp import routes as llama_cpp
@@ -27,7 +28,7 @@ from server.route_table import operations
 from server.serving import Serving
 from server.version import version
 
-PROTOCOLS = (chat, completions, embeddings, llama_cpp, token_generation, tokenization, metrics, admin)
+PROTOCOLS = (chat, completions, embeddings, anthropic, llama_cpp, token_generation, tokenization, metrics, admin)
 ROUTERS = (*(protocol.router for protocol in PROTOCOLS), *ollama.ROUTERS)
 
 

@@ -273,9 +273,11 @@ def _path(places: tuple[int | str, ...], value: Any, *, is_missing: bool) -> tup
 
 def _sentence(detail: ErrorDetails) -> str:
     """pydantic's words, without a value that nobody else should read."""
+    context = detail.get("ctx", {})
+    name = context.get("discriminator", "").strip("'_()")
+    if detail["type"] == "union_tag_not_found":
+        return f"has no valid {name}"
     if detail["type"] == "union_tag_invalid":
-        context = detail["ctx"]
-        name = context["discriminator"].strip("'")
         return f"{name} must be one of {context['expected_tags']}; got {shown(context['tag'])}"
     message = detail["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]

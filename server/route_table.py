@@ -5,35 +5,16 @@ from server.operation import Operation
 from server.protocol.answers import (
     RESPONSE_EVENTS,
 )
-from server.protocol.messages import CountTokensRequest, Message, MessagesRequest, TokenCount
-from server.protocol.messages import Event as MessageEvent
 from server.protocol.queries import InputItemsQuery, RetrieveQuery
 from server.protocol.response_items import ItemList
 from server.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
 from server.protocol.responses import Response as ResponseSnapshot
-from server.routes.messages import CountTokensRoute, MessagesRoute
 from server.routes.responses import ResponsesRoutes
 
 
 def operations(config: ServerConfig) -> list[Operation]:
     return [
-        *_generating(config),
         *_responses(config),
-        *_text(config),
-    ]
-
-
-def _generating(config: ServerConfig) -> list[Operation]:
-    return [
-        Operation(
-            "POST",
-            "/v1/messages",
-            MessagesRoute(config),
-            "Answer a chat, in Anthropic's form",
-            body=MessagesRequest,
-            answers=(Message,),
-            events=(MessageEvent,),
-        ),
     ]
 
 
@@ -77,18 +58,5 @@ def _responses(config: ServerConfig) -> list[Operation]:
             query=InputItemsQuery,
             answers=(ItemList,),
             errors=(400, 404),
-        ),
-    ]
-
-
-def _text(config: ServerConfig) -> list[Operation]:
-    return [
-        Operation(
-            "POST",
-            "/v1/messages/count_tokens",
-            CountTokensRoute(config),
-            "Count the tokens of a chat's prompt, in Anthropic's form",
-            body=CountTokensRequest,
-            answers=(TokenCount,),
         ),
     ]
