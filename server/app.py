@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -14,7 +15,7 @@ from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
 from server import admin, ollama, token_generation, tokenization
-from server.anthropic import routes as anthropic
+from server.bodies import invalid_parameter
 from server.documented import DEFINITIONS
 from server.errors import error_response
 from server.llama_cpp import routes as llama_cpp
@@ -22,13 +23,15 @@ from server.metrics import routes as metrics
 from server.metrics.records import CURRENT_REQUEST
 from server.middleware import Admission, Paths, RequestMiddleware
 from server.openai import chat, completions, embeddings
+from server.openai.responses import routes as responses
+from server.openai.responses.store import ResponseStore
 from server.operation import Operation, routes_of
 from server.page import PageFiles
 from server.route_table import operations
 from server.serving import Serving
 from server.version import version
 
-PROTOCOLS = (chat, completions, embeddings, anthropic, llama_cpp, token_generation, tokenization, metrics, admin)
+PROTOCOLS = (chat, completions, responses, embeddings, llama_cpp, token_generation, tokenization, metrics, admin)
 ROUTERS = (*(protocol.router for protocol in PROTOCOLS), *ollama.ROUTERS)
 
 
@@ -39,6 +42,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
         title="Octavo", version=version(), redoc_url=None, swagger_ui_oauth2_redirect_url=None, redirect_slashes=False
     )
     app.state.serving = serving
+    app.state.responses = ResponseStore(config)
     app.router.routes += [route for router in ROUTERS for route in router.routes]  # `include_router` wraps each route
     described = operations(config)
     app.router.routes += routes_of(described)
@@ -49,11 +53,13 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
     async def answer_error(request: Request, error: Exception) -> Response:
         if isinstance(error, HTTPException) and error.status_code == 405:
             error = _wrong_method(request, routes) or error
+        if isinstance(error, RequestValidationError):
+            error = invalid_parameter(error)
         response = error_response(request, error)
         serving.requests.note_error(CURRENT_REQUEST.get(), error, response.status_code)
         return response
 
-    for kind in (HTTPException, RequestError):
+    for kind in (HTTPException, RequestError, RequestValidationError):
         app.add_exception_handler(kind, answer_error)
     app.openapi = functools.partial(_openapi, app, app.openapi, described)  # type: ignore[method-assign]
     app.add_middleware(

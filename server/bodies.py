@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
+from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core import CoreSchema, ErrorDetails, core_schema
@@ -259,6 +260,13 @@ def invalid_request(error: ValidationError, data: bytes | bytearray | None = Non
     return InvalidRequest(message, param=str(deepest[0]) if deepest else None)
 
 
+def invalid_parameter(error: RequestValidationError) -> InvalidRequest:
+    """A parameter of the URL's query is wrong: bodies are validated before FastAPI sees them."""
+    detail = error.errors()[0]
+    name = str(detail["loc"][-1])
+    return InvalidRequest(f"{name}: {_sentence(detail)}", param=name)
+
+
 def _path(places: tuple[int | str, ...], value: Any, *, is_missing: bool) -> tuple[int | str, ...]:
     """pydantic's `loc` without what names the branches of unions: places that are in the body, and what is missing."""
     path: list[int | str] = []
@@ -273,11 +281,11 @@ def _path(places: tuple[int | str, ...], value: Any, *, is_missing: bool) -> tup
 
 def _sentence(detail: ErrorDetails) -> str:
     """pydantic's words, without a value that nobody else should read."""
-    context = detail.get("ctx", {})
-    name = context.get("discriminator", "").strip("'_()")
-    if detail["type"] == "union_tag_not_found":
-        return f"has no valid {name}"
     if detail["type"] == "union_tag_invalid":
+        context = detail["ctx"]
+        name = context["discriminator"].strip("'")
+        if name.endswith("()"):  # a function tells the branches apart, by their types in the main
+            return f"type {shown(context['tag'])} is not supported"
         return f"{name} must be one of {context['expected_tags']}; got {shown(context['tag'])}"
     message = detail["msg"].removeprefix("Value error, ")
     return message[:1].lower() + message[1:]

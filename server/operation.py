@@ -30,8 +30,6 @@ class Operation:
     answers: tuple[Any, ...]
     """Types of the JSON with status 200."""
     body: type[RequestBody] | None = None
-    query: type | None = None
-    """A struct with the parameters of the query."""
     events: tuple[Any, ...] = ()
     """Types of what comes piece by piece, if the request asks for that."""
     texts: tuple[str, ...] = ()

@@ -27,7 +27,6 @@ _PIECE = 2**18
 _QUOTED = re.compile(r"""^(Invalid (?:enum )?value )(['"])(.*)\2(?= - at `[^`]*`$|$)""", re.DOTALL)
 
 Body = TypeVar("Body", bound=RequestBody)
-Query = TypeVar("Query")
 
 
 class BodyTooLarge(RequestError):
@@ -139,14 +138,6 @@ def check_one_of(body: RequestBody) -> None:
 
 def _plain(raw: msgspec.Raw) -> Any:
     return msgspec.json.decode(raw)
-
-
-def query_of(request: Request, query_type: type[Query]) -> Query:
-    """The parameters of a URL's query as one of `protocol/queries.py`. Raises `InvalidRequest`."""
-    try:
-        return msgspec.convert(dict(request.query_params), query_type, strict=False)
-    except msgspec.ValidationError as error:
-        raise InvalidRequest(validation_message(error), param=_param(str(error))) from error
 
 
 def validation_message(error: msgspec.ValidationError) -> str:

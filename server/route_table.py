@@ -2,61 +2,40 @@
 
 from configs.settings import ServerConfig
 from server.operation import Operation
-from server.protocol.answers import (
-    RESPONSE_EVENTS,
-)
-from server.protocol.queries import InputItemsQuery, RetrieveQuery
-from server.protocol.response_items import ItemList
-from server.protocol.responses import DeletedResponse, InputTokens, ResponsesRequest
-from server.protocol.responses import Response as ResponseSnapshot
-from server.routes.responses import ResponsesRoutes
+from server.protocol.messages import CountTokensRequest, Message, MessagesRequest, TokenCount
+from server.protocol.messages import Event as MessageEvent
+from server.routes.messages import CountTokensRoute, MessagesRoute
 
 
 def operations(config: ServerConfig) -> list[Operation]:
     return [
-        *_responses(config),
+        *_generating(config),
+        *_text(config),
     ]
 
 
-def _responses(config: ServerConfig) -> list[Operation]:
-    routes, path = ResponsesRoutes(config), "/v1/responses/{response_id}"
+def _generating(config: ServerConfig) -> list[Operation]:
     return [
         Operation(
             "POST",
-            "/v1/responses",
-            routes.create,
-            "Answer a chat, in the form of OpenAI's newer API",
-            body=ResponsesRequest,
-            answers=(ResponseSnapshot,),
-            events=RESPONSE_EVENTS,
+            "/v1/messages",
+            MessagesRoute(config),
+            "Answer a chat, in Anthropic's form",
+            body=MessagesRequest,
+            answers=(Message,),
+            events=(MessageEvent,),
         ),
+    ]
+
+
+def _text(config: ServerConfig) -> list[Operation]:
+    return [
         Operation(
             "POST",
-            "/v1/responses/input_tokens",
-            routes.input_tokens,
-            "Count the tokens of a response's prompt",
-            (InputTokens,),
-            body=ResponsesRequest,
-        ),
-        Operation(
-            "GET",
-            path,
-            routes.retrieve,
-            "A stored response",
-            query=RetrieveQuery,
-            answers=(ResponseSnapshot,),
-            events=RESPONSE_EVENTS,
-            errors=(400, 404),
-        ),
-        Operation("DELETE", path, routes.delete, "Forget a response", (DeletedResponse,), errors=(404,)),
-        Operation("POST", f"{path}/cancel", routes.cancel, "End a response", (ResponseSnapshot,), errors=(400, 404)),
-        Operation(
-            "GET",
-            f"{path}/input_items",
-            routes.input_items,
-            "What a response answers",
-            query=InputItemsQuery,
-            answers=(ItemList,),
-            errors=(400, 404),
+            "/v1/messages/count_tokens",
+            CountTokensRoute(config),
+            "Count the tokens of a chat's prompt, in Anthropic's form",
+            body=CountTokensRequest,
+            answers=(TokenCount,),
         ),
     ]

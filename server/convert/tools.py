@@ -3,11 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from msgspec.structs import replace
-
 from configs.errors import InvalidRequest, shown
-from server.convert.response_items import checked
-from server.protocol.response_items import FunctionTool, NamespaceTool, flat_name
 from server.protocol.unsupported import asks_for_nothing
 
 HINTS = {
@@ -103,40 +99,6 @@ def _chosen(given: dict[str, Any], names: set[str]) -> str:
     return name
 
 
-def tools_of_response(given: list[dict[str, Any]] | None, passed_over: list[str]) -> list[FunctionTool | NamespaceTool]:
-    """Raises `InvalidRequest` naming the tool."""
-
-    def convert(tool: dict[str, Any], where: str) -> FunctionTool | NamespaceTool:
-        return _namespace(tool, where, passed_over) if tool.get("type") == "namespace" else _function(tool, where)
-
-    return offered(given, convert, passed_over, types=("function", "namespace"))
-
-
-def _function(tool: dict[str, Any], where: str) -> FunctionTool:
-    function: FunctionTool = checked(tool, FunctionTool, where, "tools")
-    return function
-
-
-def _namespace(tool: dict[str, Any], where: str, passed_over: list[str]) -> NamespaceTool:
-    inner = tool.get("tools")
-    if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
-        raise InvalidRequest(f"{where}.tools must be a list of tools", param="tools")
-    namespace: NamespaceTool = checked({**tool, "tools": []}, NamespaceTool, where, "tools")
-    return replace(namespace, tools=offered(inner, _function, passed_over, where=f"{where}.tools"))
-
-
-def flattened(tools: list[FunctionTool | NamespaceTool]) -> list[dict[str, Any]]:
-    """As templates print them: functions alone, with the namespace in their name."""
-    flat = []
-    for tool in tools:
-        space = tool.name if isinstance(tool, NamespaceTool) else None
-        for function in tool.tools if isinstance(tool, NamespaceTool) else [tool]:
-            fields = {
-                "name": flat_name(space, function.name),
-                "description": function.description,
-                "parameters": function.parameters,
-                "strict": function.strict,
-            }
-            given = {name: value for name, value in fields.items() if value is not None}
-            flat.append({"type": "function", "function": given})
-    return flat
+def flat_name(namespace: str | None, name: str) -> str:
+    """The function's name where there are no namespaces."""
+    return f"{namespace}__{name}" if namespace else name

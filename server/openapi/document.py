@@ -71,7 +71,7 @@ def _keys(config: ServerConfig) -> dict[str, Any]:
 def _types(operations: list[Operation]) -> list[Any]:
     types: dict[Any, None] = {ErrorResponse: None}
     for operation in operations:
-        requests = (one for one in (operation.body, operation.query) if one is not None)
+        requests = [operation.body] if operation.body is not None else []
         types |= dict.fromkeys([*requests, *operation.answers, *operation.events])
     return list(types)
 
@@ -80,7 +80,7 @@ def _operation(operation: Operation, path: str, method: str, schemas: Schemas, w
     described: dict[str, Any] = {
         "operationId": f"{method}{path.replace('/', '_').replace('{', '').replace('}', '')}",
         "summary": operation.summary,
-        "parameters": [*_path_parameters(path), *_query_parameters(operation.query, schemas)],
+        "parameters": _path_parameters(path),
         "responses": _responses(operation, schemas),
     }
     if not operation.is_open and with_keys:
@@ -94,13 +94,6 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
     names = [piece.partition("}")[0] for piece in path.split("{")[1:]]
     text = {"type": "string", "minLength": 1}
     return [{"name": name, "in": "path", "required": True, "schema": text} for name in names]
-
-
-def _query_parameters(query: type | None, schemas: Schemas) -> list[dict[str, Any]]:
-    if query is None:
-        return []
-    properties = schemas.struct(query)["properties"]
-    return [{"name": name, "in": "query", "schema": schema} for name, schema in properties.items()]
 
 
 def _responses(operation: Operation, schemas: Schemas) -> dict[str, Any]:

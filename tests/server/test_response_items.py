@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import httpx
 import pytest
 
-from configs.errors import InvalidRequest
-from server.convert.response_items import chat_messages, read_items
+from tests.server.fake_engine import FakeEngine
+from tests.server.test_responses_route import TEMPLATE
 
 CALL = {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"x": 1}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "2"}
@@ -46,7 +47,10 @@ def thought(text: str, **fields: Any) -> dict[str, Any]:
         ([model("so"), CALL, CALL, OUTPUT], [model("so", tool_calls=[TOLD, TOLD]), RESULT]),
         ([CALL, model("so")], [model("", tool_calls=[TOLD]), model("so")]),
         ([CALL, {**OUTPUT, "output": [{"type": "input_text", "text": "2"}]}], [model("", tool_calls=[TOLD]), RESULT]),
-        ([{**CALL, "arguments": ""}], [model("", tool_calls=[{**TOLD, "function": {"name": "f", "arguments": {}}}])]),
+        (
+            [user("a"), {**CALL, "arguments": ""}],
+            [user("a"), model("", tool_calls=[{**TOLD, "function": {"name": "f", "arguments": {}}}])],
+        ),
         (
             [thought("t"), model("a"), thought("s"), CALL],
             [model("a", reasoning_content="t"), model("", reasoning_content="s", tool_calls=[TOLD])],
@@ -59,15 +63,22 @@ def thought(text: str, **fields: Any) -> dict[str, Any]:
         ([user("a"), thought("led to nothing")], [user("a")]),
     ],
 )
-def test_items_become_messages(items: Any, messages: list[dict[str, Any]]) -> None:
-    assert chat_messages(read_items(items, lambda item_id: None, [])) == messages
+async def test_items_become_messages(
+    client: httpx.AsyncClient, engine: FakeEngine, items: Any, messages: list[dict[str, Any]]
+) -> None:
+    engine.chat_template = TEMPLATE
+    response = await client.post("/v1/responses", json={"input": items})
+    assert response.status_code == 200, response.text
+    assert engine.messages == messages
 
 
-def test_items_get_ids_and_keep_theirs() -> None:
-    [mine, given] = read_items([user("a"), {**user("b"), "id": "msg_b", "type": "message"}], lambda item_id: None, [])
-    assert mine.id
-    assert mine.id.startswith("msg_")
-    assert (given.id, given.status) == ("msg_b", "completed")
+async def test_items_get_ids_and_keep_theirs(client: httpx.AsyncClient) -> None:
+    given = [user("a"), {**user("b"), "id": "msg_b", "type": "message"}]
+    response = await client.post("/v1/responses", json={"input": given})
+    page = await client.get(f"/v1/responses/{response.json()['id']}/input_items?order=asc")
+    first, second = page.json()["data"]
+    assert first["id"].startswith("msg_")
+    assert (second["id"], second["status"]) == ("msg_b", "completed")
 
 
 @pytest.mark.parametrize(
@@ -76,19 +87,22 @@ def test_items_get_ids_and_keep_theirs() -> None:
         ({"type": "computer_call"}, "input[0]: type 'computer_call' is not supported"),
         (
             {"role": "user", "content": [{"type": "input_audio"}]},
-            "input[0].content[0]: type 'input_audio' is not supported",
+            "input[0].content[0]: type must be one of 'input_text', 'output_text', 'refusal'; got 'input_audio'",
         ),
         (
             {**OUTPUT, "output": [{"type": "input_smell"}]},
             "input[0].output[0]: parts of type 'input_smell' are not supported; only text",
         ),
-        ({"role": "user", "content": 1}, "input[0].content: Expected str | array, got int"),
-        ({"role": "user"}, "input[0]: Object missing required field content"),
-        ({}, "input[0]: Object missing required field id"),
+        (
+            {"role": "user", "content": 1},
+            "input[0].content: input should be a valid string or input should be a valid array",
+        ),
+        ({"role": "user"}, "input[0].content: field required"),
+        ({}, "input[0].id: field required"),
         (OUTPUT, "no function call before the output of 'c'"),
     ],
 )
-def test_what_is_wrong_is_named(item: Any, message: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        chat_messages(read_items([item], lambda item_id: None, []))
-    assert (caught.value.message, caught.value.param) == (message, "input")
+async def test_what_is_wrong_is_named(client: httpx.AsyncClient, item: Any, message: str) -> None:
+    response = await client.post("/v1/responses", json={"input": [item]})
+    assert response.status_code == 400, response.text
+    assert (response.json()["error"]["message"], response.json()["error"]["param"]) == (message, "input")

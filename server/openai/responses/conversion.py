@@ -1,0 +1,307 @@
+"""From a request's items and fields to a `Chat`, and to the response that begins."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+from pydantic_core import to_json
+
+from configs.errors import InvalidRequest, shown
+from configs.sampling import StructuredOutput
+from configs.settings import ServerConfig
+from server.chat import Chat
+from server.convert.tool_input import arguments_in_history, json_text
+from server.convert.tool_results import result_text
+from server.convert.tools import flat_name, offered, tool_choice
+from server.generation import Generation
+from server.openai.responses.events import ResponseObject
+from server.openai.responses.models import InputItem, Item, ResponsesRequest, item_kind, new_id
+from server.sampling import given_fields
+from server.structured import json_schema, structured_outputs
+
+_LOGPROBS = "message.output_text.logprobs"
+_FIELD_NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+"""By the names that errors of a chat and of the engine give them."""
+_ABOUT_ITEMS = {"type", "id", "call_id", "status", "namespace", "caller", "created_by", "agent"}
+"""Keys of a call that are no arguments."""
+
+
+def read_items(
+    given: str | list[InputItem], stored: Callable[[str], Item | None], passed_over: list[str]
+) -> list[Item]:
+    """The request's `input`, each item with an id and a status; `stored` finds what references name.
+
+    Items that say nothing to a model here are left out and added to `passed_over`. Raises `InvalidRequest` naming the
+    item or its part.
+    """
+    listed: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    items: list[Any] = []
+    for index, item in enumerate(listed):
+        kind, where = item_kind(item), f"input[{index}]"
+        if kind == "server":
+            passed_over.append(f"{where} {item['type']}")
+        elif kind == "item_reference":
+            if (found := stored(item["id"])) is None:
+                raise InvalidRequest(f"{where}: no stored response holds an item {shown(item['id'])}", param="input")
+            items.append(found)
+        elif kind == "message":
+            items.append({**_head(item, "message", "msg"), "role": item["role"], "content": _parts(item)})
+        elif kind == "reasoning":
+            passed_over += [f"{where}.encrypted_content"] if item.get("encrypted_content") else []
+            items.append({**_head(item, "reasoning", "rs"), **_reasoning(item)})
+        else:
+            items.append(_output(item, where, passed_over) if kind == "output" else _call(item, where))
+    return items
+
+
+def _head(item: dict[str, Any], kind: str, prefix: str) -> dict[str, Any]:
+    status = item.get("status")
+    is_known = status in ("in_progress", "completed", "incomplete")
+    return {"type": kind, "id": item.get("id") or new_id(prefix), "status": status if is_known else "completed"}
+
+
+def _parts(message: Any) -> list[dict[str, Any]]:
+    """Of the kind that fits the role."""
+    content = message["content"]
+    given = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    if message["role"] != "assistant":
+        return [{"type": "input_text", "text": _text(part)} for part in given]
+    return [
+        {"type": "refusal", "refusal": part["refusal"]}
+        if part["type"] == "refusal"
+        else {"type": "output_text", "text": part["text"], "annotations": [], "logprobs": []}
+        for part in given
+    ]
+
+
+def _reasoning(item: Any) -> dict[str, Any]:
+    content, summary = (
+        [{"type": part["type"], "text": part["text"]} for part in item.get(name) or ()]
+        for name in ("content", "summary")
+    )
+    encrypted = {"encrypted_content": item["encrypted_content"]} if "encrypted_content" in item else {}
+    return {"summary": summary, "content": content or None, **encrypted}
+
+
+def _call(item: Any, where: str) -> dict[str, Any]:
+    """A call of whatever kind as one of a function: local_shell_call as one of `local_shell`."""
+    kind = item["type"]
+    named: dict[str, Any] = {"call_id": item["call_id"], "name": item.get("name")}
+    if kind == "function_call":
+        arguments = item.get("arguments")
+    elif kind == "custom_tool_call":
+        arguments = {"input": item.get("input")}
+    else:
+        named["name"] = kind.removesuffix("_call")
+        arguments = {key: value for key, value in item.items() if key not in _ABOUT_ITEMS}
+    if kind in ("function_call", "custom_tool_call") and item.get("namespace"):
+        named["namespace"] = item["namespace"]
+    text = arguments if isinstance(arguments, str) else json_text(arguments, where, "input")
+    return {**_head(item, "function_call", "fc"), **named, "arguments": text}
+
+
+def _output(item: Any, where: str, passed_over: list[str]) -> dict[str, Any]:
+    """What a call of whatever kind gave, as the result of a function."""
+    call_id, output = item.get("call_id") or item.get("id"), item["output"]
+    if call_id is None:
+        raise InvalidRequest(f"{where}.call_id: field required", param="input")
+    parts = [output] if isinstance(output, dict) else output
+    is_typed = isinstance(parts, list) and all(isinstance(part, dict) and "type" in part for part in parts)
+    if is_typed or item["type"] in ("function_call_output", "custom_tool_call_output"):
+        output = result_text(parts, f"{where}.output", "input", passed_over)
+    elif not isinstance(output, str):  # of a shell, say
+        output = json_text(output, f"{where}.output", "input")
+    return {**_head(item, "function_call_output", "fco"), "call_id": call_id, "output": output}
+
+
+def template_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
+    """As chat templates take them: what the model said between two inputs is one message with its reasoning and calls.
+
+    Raises `InvalidRequest` for outputs of calls that were never made.
+    """
+    messages: list[dict[str, Any]] = []
+    names: dict[str, str] = {}
+    item: Any
+    for item in items:
+        if item["type"] == "function_call":
+            name = names[item["call_id"]] = flat_name(item.get("namespace"), item["name"])
+            arguments = arguments_in_history(item["arguments"], "arguments", "input")
+            call = {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+            _assistant_message(messages, "tool_calls").setdefault("tool_calls", []).append(call)
+        elif item["type"] == "function_call_output":
+            call_id, content = item["call_id"], item["output"]
+            if call_id not in names:
+                raise InvalidRequest(f"no function call before the output of {shown(call_id)}", param="input")
+            messages.append({"role": "tool", "tool_call_id": call_id, "name": names[call_id], "content": content})
+        elif item["type"] == "reasoning":
+            if text := _joined(item.get("content") or item["summary"]):
+                _assistant_message(messages, "reasoning_content")["reasoning_content"] = text
+        elif item["role"] == "assistant":
+            _assistant_message(messages, "content")["content"] = _joined(item["content"])
+        else:
+            messages.append({"role": item["role"], "content": _joined(item["content"])})
+    return [
+        {"content": "", **message} for message in messages if message.keys() & {"content", "tool_calls"}
+    ]  # reasoning that led to nothing is no message
+
+
+_ORDER = {"reasoning_content": 0, "content": 1, "tool_calls": 2}
+
+
+def _assistant_message(messages: list[dict[str, Any]], part: str) -> dict[str, Any]:
+    """The message that `part` belongs to: the last one, if it is the assistant's and not past that part; a new one."""
+    if messages and messages[-1]["role"] == "assistant":
+        last = max(_ORDER.get(name, -1) for name in messages[-1])
+        if last < _ORDER[part] or last == _ORDER[part] == _ORDER["tool_calls"]:
+            return messages[-1]
+    messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _joined(parts: Iterable[Any]) -> str:
+    return "\n".join(map(_text, parts))
+
+
+def _text(part: Any) -> str:
+    text: str = part["refusal" if part["type"] == "refusal" else "text"]
+    return text
+
+
+def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig) -> Chat:
+    """`items`: what the model is to answer, from earlier responses too. Raises `InvalidRequest` naming the field."""
+    _check(body)
+    passed_over: list[str] = []
+    given_choice: Any = body.tool_choice
+    choice, tools = tool_choice(given_choice, _template_tools(_offered(body, passed_over)))
+    if body.text and body.text.get("verbosity") in ("low", "high"):
+        passed_over.append("text.verbosity")
+    field, structured = _structured(body)
+    messages = template_messages(items)
+    if body.instructions:
+        messages = [{"role": "system", "content": body.instructions}, *messages]
+    if not messages:
+        raise InvalidRequest("input is empty", param="input")
+    effort = body.reasoning.get("effort") if body.reasoning else None
+    thinking = {} if effort is None else {"enable_thinking": effort != "none", "reasoning_effort": effort}
+    return Chat(
+        messages=messages,
+        sampling={
+            **given_fields(body, config),
+            "max_tokens": body.max_output_tokens,
+            "logprobs": (body.top_logprobs or 0) if _LOGPROBS in (body.include or ()) else None,
+            "structured": structured,
+        },
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        template_kwargs={**thinking, "add_generation_prompt": True},
+        field_names={**_FIELD_NAMES, **({"structured": field} if field else {})},
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        timeout=body.timeout_s,
+        passed_over=passed_over,
+    )
+
+
+def _check(body: ResponsesRequest) -> None:
+    """Raises `InvalidRequest` for fields that need others."""
+    if body.background and body.store is False:
+        raise InvalidRequest("background needs store, to find the answer later", param="background")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+    if body.stream_options and body.stream_options.get("include_obfuscation"):
+        raise InvalidRequest("include_obfuscation is not supported by this server", param="stream_options")
+    if body.top_logprobs and _LOGPROBS not in (body.include or ()):
+        raise InvalidRequest(f"top_logprobs needs include to hold {_LOGPROBS}", param="top_logprobs")
+
+
+def _structured(body: ResponsesRequest) -> tuple[str | None, StructuredOutput | None]:
+    """The field that gives the language of the answer, and that language."""
+    form: Any = (body.text and body.text.get("format")) or {"type": "text"}
+    of_text = None if form["type"] == "text" else StructuredOutput("json_object")
+    if form["type"] == "json_schema":
+        of_text = json_schema(form["schema"])
+    other = structured_outputs(body.structured_outputs) if body.structured_outputs else None
+    if of_text and other and of_text != other:
+        raise InvalidRequest("text.format and structured_outputs exclude each other", param="structured_outputs")
+    return ("text.format", of_text) if of_text else ("structured_outputs" if other else None, other)
+
+
+def _offered(body: ResponsesRequest, passed_over: list[str]) -> list[dict[str, Any]]:
+    """The functions and namespaces among the tools, with the keys that are known."""
+
+    def known(tool: dict[str, Any], where: str) -> dict[str, Any]:
+        keys = ("type", "name", "description", "parameters", "strict")
+        described = {key: tool[key] for key in keys if tool.get(key) is not None}
+        if tool["type"] == "namespace":
+            described["tools"] = offered(tool["tools"], known, passed_over, where=f"{where}.tools")
+        return described
+
+    given: Any = body.tools
+    return offered(given, known, passed_over, types=("function", "namespace"))
+
+
+def _functions(tools: list[dict[str, Any]]) -> Iterator[tuple[str | None, dict[str, Any]]]:
+    """Those that stand alone and those in namespaces, each with its namespace."""
+    for tool in tools:
+        is_space = tool["type"] == "namespace"
+        yield from ((tool["name"] if is_space else None, one) for one in (tool["tools"] if is_space else [tool]))
+
+
+def _template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """As templates print them: functions alone, with the namespace in their name."""
+    named = ({**function, "name": flat_name(space, function["name"])} for space, function in _functions(tools))
+    return [{"type": one.pop("type"), "function": one} for one in named]
+
+
+def namespaces_of(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
+    """Namespace and name of functions, by the names that the model has for them."""
+    functions = _functions(_offered(body, []))
+    return {flat_name(space, one["name"]): (space, one["name"]) for space, one in functions if space}
+
+
+def first_response(body: ResponsesRequest, generation: Generation) -> ResponseObject:
+    """As it is before anything has come."""
+    params = generation.prompts[0].params
+    choice: Any = body.tool_choice or "auto"
+    if isinstance(choice, dict) and "function" in choice:  # as /v1/chat/completions has it
+        choice = {"type": "function", "name": choice["function"]["name"]}
+    text = body.text or {}
+    form = {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"}
+    return {
+        "id": generation.id,
+        "object": "response",
+        "created_at": generation.created,
+        "completed_at": None,
+        "status": "queued" if body.background else "in_progress",
+        "background": bool(body.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "model": generation.serving.model.id,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": body.reasoning.get("effort") if body.reasoning else None, "summary": None},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": body.store is not False,
+        "temperature": params.temperature,
+        "text": _raw(form),
+        "tool_choice": _raw(choice),
+        "tools": _raw(_offered(body, [])),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": params.top_p,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+        "user": body.user,
+        "metadata": body.metadata or {},
+    }
+
+
+def _raw(value: Any) -> Any:
+    """As JSON that is encoded once. What clients send may hold integers that msgspec cannot encode."""
+    return msgspec.Raw(to_json(value, inf_nan_mode="null"))

@@ -1,0 +1,322 @@
+"""The Responses API in types: items, tools, the request, the response, and the events of a stream."""
+
+import uuid
+from typing import Annotated, Any, Literal, NotRequired, get_args
+
+from pydantic import Discriminator, Field, Tag, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from typing_extensions import TypedDict
+
+from server.bodies import Hint, ModelRequest, Unsupported, invalid_request
+from server.openai.base import Priority, Timeout
+from server.openai.messages import ToolChoice
+from server.sampling import NumLogprobs, SamplingFields
+from server.structured import CLOSED, STRICT, PlainFormat
+
+Status = Literal["in_progress", "completed", "incomplete"]
+Role = Literal["user", "assistant", "system", "developer"]
+
+
+def _type_of(given: Any) -> Any:
+    return given.get("type") if isinstance(given, dict) else None
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{uuid.uuid4().hex}"
+
+
+def _any_of(schema: dict[str, Any]) -> None:
+    """A type that is left out, or that only a pattern describes, may fit several branches of a union."""
+    schema["anyOf"] = schema.pop("oneOf")
+
+
+@STRICT
+class TextPart(TypedDict):
+    """Of messages and results of calls: `input_text` of users and tools, `output_text` of the model."""
+
+    type: Literal["input_text", "output_text"]
+    text: str
+    annotations: NotRequired[list[Any]]
+    logprobs: NotRequired[list[Any] | None]
+    """As in /v1/chat/completions: an object for each token."""
+
+
+@STRICT
+class RefusalPart(TypedDict):
+    type: Literal["refusal"]
+    refusal: str
+
+
+@STRICT
+class ReasoningPart(TypedDict):
+    type: Literal["reasoning_text", "summary_text"]
+    text: str
+
+
+class _Item(TypedDict):
+    id: NotRequired[str | None]
+    """This and the status are null, or left out, only in what clients send."""
+    status: NotRequired[Status | None]
+
+
+@STRICT
+class MessageItem(_Item):
+    type: NotRequired[Literal["message"] | None]
+    role: Role
+    content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
+    """A string only in what clients send."""
+
+
+@STRICT
+class ReasoningItem(_Item):
+    type: Literal["reasoning"]
+    summary: NotRequired[list[ReasoningPart]]
+    content: NotRequired[list[ReasoningPart] | None]
+    encrypted_content: NotRequired[str | None]
+    """Another server's; nothing here can read it."""
+
+
+@STRICT
+class FunctionCallItem(_Item):
+    """A call of a function, or of a custom tool, whose input is any text."""
+
+    type: Literal["function_call", "custom_tool_call"]
+    call_id: str
+    """Names the call in its output."""
+    name: str
+    namespace: NotRequired[str | None]
+    """Of the function, where it is in one."""
+    arguments: NotRequired[Any]
+    """JSON of an object, or whatever a model wrote."""
+    input: NotRequired[Any]
+    """Of a custom tool."""
+
+
+@STRICT
+class ClientToolCall(TypedDict):
+    """A call of one of OpenAI's tools that clients run, such as `local_shell_call`: its other keys are arguments."""
+
+    type: Annotated[str, Field(pattern="_call$")]
+    id: NotRequired[str | None]
+    call_id: str
+
+
+@STRICT
+class CallOutput(TypedDict):
+    """What a call of whatever kind gave, such as `function_call_output`."""
+
+    type: Annotated[str, Field(pattern="_output$")]
+    id: NotRequired[str | None]
+    call_id: NotRequired[str | None]
+    """Of the call. Without it, the call is the one that has the same id."""
+    output: Any
+    """A text, or parts. Parts that are no text leave a word in their place."""
+
+
+@STRICT
+class ItemReference(TypedDict):
+    """Stands for an item of a stored response."""
+
+    type: NotRequired[Literal["item_reference"] | None]
+    id: str
+
+
+ServerItemType = Literal[
+    "code_interpreter_call", "file_search_call", "image_generation_call", "web_search_call", "mcp_approval_request",
+    "mcp_approval_response", "mcp_call", "mcp_list_tools", "compaction", "compaction_summary", "compaction_trigger",
+    "context_compaction", "program", "program_output",
+]  # fmt: skip
+
+
+@STRICT
+class ServerItem(TypedDict):
+    """What OpenAI's servers ran, or only they can read: passed over, and named in the answer's header."""
+
+    type: ServerItemType
+
+
+_OF_SERVER = frozenset(get_args(ServerItemType))
+
+
+def item_kind(item: Any) -> str:
+    """Which of the types of items it is: its type, or what several types have in common."""
+    kind = _type_of(item)
+    if kind is None:
+        return "message" if not isinstance(item, dict) or "role" in item else "item_reference"
+    if not isinstance(kind, str) or kind in ("message", "reasoning", "function_call", "item_reference"):
+        return str(kind)
+    if kind in _OF_SERVER or kind.endswith("_output"):
+        return "server" if kind in _OF_SERVER else "output"
+    is_call = kind.endswith("_call") and isinstance(item.get("call_id"), str)
+    return ("function_call" if kind == "custom_tool_call" else "client_call") if is_call else kind
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[ClientToolCall, Tag("client_call")]
+    | Annotated[CallOutput, Tag("output")]
+    | Annotated[ItemReference, Tag("item_reference")]
+    | Annotated[ServerItem, Tag("server")],
+    Discriminator(item_kind),
+    Field(json_schema_extra=_any_of),
+]
+OutputItem = MessageItem | ReasoningItem | FunctionCallItem
+Item = OutputItem | CallOutput
+
+
+@STRICT
+class FunctionTool(TypedDict):
+    type: Literal["function"]
+    name: str
+    description: NotRequired[str | None]
+    parameters: NotRequired[dict[str, Any] | None]
+    """A JSON schema."""
+    strict: NotRequired[bool | None]
+
+
+@STRICT
+class OtherTool(TypedDict):
+    """Of OpenAI's own servers: passed over, and named in the answer's header."""
+
+    type: Annotated[str, Field(json_schema_extra={"not": {"enum": ["function", "namespace"]}})]
+
+
+def _kind_of_tool(given: Any) -> str:
+    kind = _type_of(given)
+    return "other" if isinstance(kind, str) and kind not in ("function", "namespace") else str(kind)
+
+
+_Function = Annotated[FunctionTool, Tag("function")]
+_Other = Annotated[OtherTool, Tag("other")]
+
+
+@STRICT
+class NamespaceTool(TypedDict):
+    """A group of functions. Calls of them name it beside the function."""
+
+    type: Literal["namespace"]
+    name: str
+    description: NotRequired[str | None]
+    tools: list[Annotated[_Function | _Other | Annotated[OtherTool, Tag("namespace")], Discriminator(_kind_of_tool)]]
+
+
+Tool = Annotated[_Function | _Other | Annotated[NamespaceTool, Tag("namespace")], Discriminator(_kind_of_tool)]
+
+
+@STRICT
+class SchemaFormat(TypedDict):
+    type: Literal["json_schema"]
+    name: str
+    schema: dict[str, Any]
+
+
+def _naming_the_format(given: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(given)
+    except ValidationError as error:
+        refused = invalid_request(error)
+        refused.param = "text.format"
+        raise refused from None
+
+
+@CLOSED
+class TextOptions(TypedDict):
+    format: NotRequired[
+        Annotated[
+            Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None,
+            WrapValidator(_naming_the_format),
+        ]
+    ]
+    verbosity: NotRequired[Literal["low", "medium", "high"] | None]
+    """A hint that no template knows."""
+
+
+@CLOSED
+class ReasoningOptions(TypedDict):
+    effort: NotRequired[Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None]
+    """For the chat template; `none` also tells it not to open a reasoning part."""
+    summary: NotRequired[Literal["auto", "concise", "detailed"] | None]
+    """Nothing here summarises, so this gives none: the reasoning itself is in the answer."""
+    generate_summary: NotRequired[Literal["auto", "concise", "detailed"] | None]
+    """The older name."""
+    context: NotRequired[Literal["auto"] | None]
+    mode: NotRequired[Literal["standard"] | None]
+
+
+@CLOSED
+class StreamOptions(TypedDict):
+    include_obfuscation: NotRequired[bool | None]
+    """Only false is honoured: events are not padded."""
+
+
+Includable = Literal[
+    "message.output_text.logprobs", "reasoning.encrypted_content", "message.input_image.image_url",
+    "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
+    "computer_call_output.output.image_url", "code_interpreter_call.outputs",
+]  # fmt: skip
+Label = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)]
+
+
+class ResponsesRequest(SamplingFields, ModelRequest):
+    """OpenAI's fields, and those of how one answer is decoded."""
+
+    input: str | list[InputItem]
+    """A user's message, or items."""
+    instructions: str | None = None
+    """A system message in front; not inherited from the previous response."""
+    previous_response_id: str | None = None
+    """The stored response that this one continues."""
+    store: bool | None = None
+    """Whether the response can be asked for later and continued (default true)."""
+    background: bool | None = None
+    """Answer at once, and go on whether or not the client stays."""
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include: list[Includable] | None = None
+    """Only logprobs add anything: reasoning items hold their text in the open, the others cannot come."""
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    """Bounds OpenAI's own tools, of which there are none here."""
+    top_logprobs: NumLogprobs | None = None
+    """With `include` of message.output_text.logprobs."""
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    """False: at most one tool call."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """auto: what is oldest in a conversation that is longer than the context is left out."""
+    metadata: Metadata | None = None
+    """A label that comes back with the response, as the three below do."""
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    priority: Priority | None = None
+    """Lower runs first under the `priority` policy."""
+    cache_salt: str | None = None
+    """Requests share cached prefixes only with equal salts."""
+    timeout_s: Timeout | None = None
+    """Seconds until the answer ends as it is; the server may have a bound of its own."""
+
+    n: Annotated[Any, Unsupported((1,))] = None
+    max_tokens: Annotated[Any, Unsupported()] = None
+    prompt_logprobs: Annotated[Any, Unsupported()] = None
+    use_beam_search: Annotated[Any, Unsupported((False,))] = None
+    length_penalty: Annotated[Any, Unsupported()] = None
+    access_programs: Annotated[Any, Unsupported()] = None
+    background_options: Annotated[Any, Unsupported(({}, {"completion_window": "soonest"}))] = None
+    conversation: Annotated[Any, Unsupported()] = None
+    image: Annotated[Any, Unsupported(({}, {"context_compression": "disabled"}, {"context_compression": "auto"}))] = (
+        None
+    )
+    moderation: Annotated[Any, Unsupported()] = None
+    prompt: Annotated[Any, Unsupported()] = None
+    context_management: Annotated[Any, Hint(([],))] = None
+    prediction: Annotated[Any, Hint()] = None
+    prompt_cache_options: Annotated[Any, Hint(({}, {"mode": "implicit"}))] = None
+    prompt_cache_retention: Annotated[Any, Hint()] = None
+    service_tier: Annotated[Any, Hint(("auto", "default"))] = None
+    verbosity: Annotated[Any, Hint(("medium",))] = None

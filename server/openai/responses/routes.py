@@ -1,0 +1,220 @@
+"""POST /v1/responses, and what can be done with a stored response."""
+
+from contextlib import aclosing
+from typing import Annotated, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Query
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
+
+from configs.errors import ContextLengthExceeded, InvalidRequest, shown
+from server.bodies import BodyRoute, ParsedRequest
+from server.chat import render, start_chat
+from server.convert.shortening import DROPPED, without_oldest
+from server.disconnect import until_disconnect
+from server.documented import streamed
+from server.errors import error_statuses
+from server.openai.responses.conversion import chat_of, first_response, namespaces_of, read_items
+from server.openai.responses.events import ResponseObject, ResponseStreamEvent, ResponseWriter
+from server.openai.responses.models import Item, ResponsesRequest
+from server.openai.responses.store import ResponseStore, StoredEvents, StoredResponse
+from server.serving import Serving, ServingOf
+from server.sse import EventStream
+
+router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+_EVENTS = streamed(ResponseStreamEvent)
+
+
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class ItemList(TypedDict):
+    object: Literal["list"]
+    data: list[Item]
+    first_id: str
+    """This and `last_id` are empty when the page is."""
+    last_id: str
+    has_more: bool
+
+
+async def _store(request: Request) -> ResponseStore:
+    store: ResponseStore = request.app.state.responses
+    return store
+
+
+StoreOf = Annotated[ResponseStore, Depends(_store)]
+
+
+async def _stored(response_id: str, store: StoreOf) -> StoredResponse:
+    """Raises `ResponseNotFound`, also for what another key has made."""
+    return store.get(response_id)
+
+
+StoredOf = Annotated[StoredResponse, Depends(_stored)]
+
+
+@router.post("/v1/responses", response_model=ResponseObject, responses=_EVENTS)
+async def create_response(
+    body: ResponsesRequest, request: ParsedRequest, serving: ServingOf, store: StoreOf
+) -> Response:
+    """Answer a conversation, in the form of OpenAI's newer API."""
+    writer, stored, headers = await request.prepare(lambda: _start(serving, store, body, request))
+    kept, keep_alive = None if body.store is False else store, serving.config.sse_keep_alive_interval
+    if body.background:
+        response = _in_background(writer, stored, store, keep_alive)
+    elif body.stream:
+        response = EventStream(stored.batches(writer, kept), writer, keep_alive=keep_alive)
+    else:
+        response = _json(await until_disconnect(request.receive, _whole(writer)))
+        if kept is not None:
+            kept.add(stored)
+            kept.finish(stored)
+    response.headers.update(headers)
+    return response
+
+
+@router.post("/v1/responses/input_tokens", response_model=InputTokens)
+async def count_input_tokens(
+    body: ResponsesRequest, request: ParsedRequest, serving: ServingOf, store: StoreOf
+) -> Response:
+    """How many tokens the model would read for the body of /v1/responses."""
+
+    async def count() -> InputTokens:
+        previous, items = _given(store, body, request)
+        chat = chat_of(body, [*(previous.conversation if previous else ()), *items], serving.config)
+        request.ignored_fields += chat.passed_over
+        return {"object": "response.input_tokens", "input_tokens": len((await render(serving, chat)).token_ids)}
+
+    return await request.answer(count)
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject, responses=_EVENTS)
+async def retrieve_response(
+    stored: StoredOf,
+    serving: ServingOf,
+    stream: bool = False,
+    starting_after: Annotated[int, Query(ge=-1)] = -1,
+    include_obfuscation: bool = False,
+) -> Response:
+    """A stored response; with `stream`, its events behind number `starting_after`."""
+    if not stream:
+        return _json(stored.encoded())
+    if stored.events is None:
+        raise InvalidRequest("only a response with background and stream can be streamed later", param="stream")
+    if include_obfuscation:
+        raise InvalidRequest("include_obfuscation is not supported by this server", param="include_obfuscation")
+    return _replay(stored.events, starting_after + 1, serving.config.sse_keep_alive_interval)
+
+
+@router.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
+async def delete_response(stored: StoredOf, store: StoreOf) -> Response:
+    """Forget a response, which ends if it still runs."""
+    await store.cancel(stored)
+    store.discard(stored)
+    deleted: DeletedResponse = {"id": stored.id, "object": "response", "deleted": True}
+    return _json(msgspec.json.encode(deleted))
+
+
+@router.post("/v1/responses/{response_id}/cancel", response_model=ResponseObject)
+async def cancel_response(stored: StoredOf, store: StoreOf) -> Response:
+    """End a response that runs in the background."""
+    if not stored.response["background"]:
+        raise InvalidRequest("only a response with background can be cancelled; close the connection instead")
+    await store.cancel(stored)
+    return _json(stored.encoded())
+
+
+@router.get("/v1/responses/{response_id}/input_items", response_model=ItemList)
+async def list_input_items(
+    stored: StoredOf,
+    order: Literal["asc", "desc"] = "desc",
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: str = "",
+) -> Response:
+    """All that a response answers, that of earlier responses too. The page begins behind the item `after`."""
+    items = stored.context[:: -1 if order == "desc" else 1]
+    ids = [item["id"] or "" for item in items]
+    if after and after not in ids:
+        raise InvalidRequest(f"the response has no input item {shown(after)}", param="after")
+    start = ids.index(after) + 1 if after else 0
+    chosen = ids[start : start + limit] or [""]
+    page: ItemList = {
+        "object": "list",
+        "data": items[start : start + limit],
+        "first_id": chosen[0],
+        "last_id": chosen[-1],
+        "has_more": start + limit < len(items),
+    }
+    return _json(msgspec.json.encode(page))
+
+
+def _given(
+    store: ResponseStore, body: ResponsesRequest, request: ParsedRequest
+) -> tuple[StoredResponse | None, list[Item]]:
+    """The response that is continued, and what the request adds."""
+    previous = None
+    if body.previous_response_id is not None:
+        previous = store.get(body.previous_response_id, param="previous_response_id")
+        if not previous.is_over:
+            raise InvalidRequest("the previous response is still running", param="previous_response_id")
+    return previous, read_items(body.input, store.item, request.ignored_fields)
+
+
+async def _start(
+    serving: Serving, store: ResponseStore, body: ResponsesRequest, request: ParsedRequest
+) -> tuple[ResponseWriter, StoredResponse, dict[str, str]]:
+    """The response that begins, what is to be kept of it, and headers of its answer."""
+    previous, items = _given(store, body, request)
+    context = [*(previous.conversation if previous else ()), *items]
+    chat = chat_of(body, context, serving.config)
+    headers: dict[str, str] = {}
+    try:
+        generation, answers = await start_chat(serving, chat, "resp_")
+    except ContextLengthExceeded:
+        shorter = await without_oldest(chat, serving) if body.truncation == "auto" else None
+        if shorter is None:
+            raise
+        headers[DROPPED] = str(len(chat.messages) - len(shorter.messages))
+        generation, answers = await start_chat(serving, shorter, "resp_")
+    request.ignored_fields += chat.passed_over
+    response = first_response(body, generation)
+    writer = ResponseWriter(generation, answers, response, namespaces_of(body), with_events=bool(body.stream))
+    return writer, StoredResponse(writer, items, previous, context), headers
+
+
+async def _whole(writer: ResponseWriter) -> bytes:
+    """JSON of the response. Raises what the engine raises."""
+    async with aclosing(writer.generation.run()) as batches:
+        async for batch in batches:
+            writer.push(batch)
+    return writer.whole
+
+
+def _in_background(writer: ResponseWriter, stored: StoredResponse, store: ResponseStore, keep_alive: float) -> Response:
+    """Raises `QueueFull`."""
+    writer.generation.check_room()
+    writer.begin()
+    begun, events = writer.encoded(), writer.take()
+    if events:
+        stored.events = StoredEvents(events)
+    store.add(stored)
+    stored.task = writer.generation.serving.in_background(stored.run(writer, store))
+    return _replay(stored.events, 0, keep_alive) if stored.events else _json(begun)
+
+
+def _replay(events: StoredEvents, start: int, keep_alive: float) -> Response:
+    return EventStream(events.read(start), events, keep_alive=keep_alive)
+
+
+def _json(content: bytes) -> Response:
+    return Response(content, media_type="application/json")

@@ -1,1 +1,0 @@
-"""Responses of OpenAI's Responses API: how one grows, and where they are kept."""
