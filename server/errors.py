@@ -12,7 +12,7 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest, RequestError
-from server.security.request_ids import CURRENT
+from server.metrics.records import current_request_id
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def error_object(error: Exception) -> ErrorObject:
     """What is not a `RequestError` is a fault of ours: it is logged, and told without detail."""
     if isinstance(error, RequestError):
         return {"message": error.message, "type": error.type, "param": error.param, "code": error.code}
-    logger.error("request %s failed", CURRENT.get(), exc_info=error)
+    logger.error("request %s failed", current_request_id(), exc_info=error)
     message = "internal error; see the server's log"
     return {"message": message, "type": "server_error", "param": None, "code": None}
 

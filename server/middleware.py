@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import os
+import re
 import time
 from collections.abc import Iterable
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.errors import InvalidRequest
@@ -13,14 +16,14 @@ from configs.settings import ServerConfig
 from server.bodies import UNTIL_ANSWERED
 from server.errors import error_response
 from server.metrics.records import CURRENT_REQUEST
-from server.security.hosts import Hosts
 from server.security.keys import read_keys
 from server.security.origins import Origins, RawHeaders
-from server.security.request_ids import CURRENT, HEADER, request_id
 from server.serving import Serving
 
 METHOD = "octavo.method"
 """Key in the scope: the method that was sent; HEAD is routed as GET, and loses its body in uvicorn."""
+REQUEST_ID = b"x-request-id"
+_SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _OPEN = frozenset(("/", "/docs", "/openapi.json", "/health", "/health/ready", "/health/live", "/ping"))
 _OPEN_FOLDER = "/page/"
 
@@ -78,7 +81,6 @@ class Admission:
     def __init__(self, config: ServerConfig) -> None:
         """Raises `SettingsError` for keys that cannot be read."""
         self._keys = read_keys(config)
-        self._hosts = Hosts(config, with_keys=bool(self._keys))
         self._origins = Origins(config, with_keys=bool(self._keys))
         self._open = _OPEN | {"/metrics"} if config.metrics_without_key else _OPEN
 
@@ -87,16 +89,20 @@ class Admission:
 
         `added` gets the headers that its answer has to carry in any case.
         """
-        headers = dict(scope["headers"])
-        name = request_id(headers.get(HEADER))
-        CURRENT.set(name)
-        added += [(HEADER, name.encode()), *self._origins.answer_headers(headers)]
-        preflight = self._origins.preflight(scope["method"], headers)
-        if preflight is None and scope["path"] not in self._open and not scope["path"].startswith(_OPEN_FOLDER):
-            self._hosts.refuse_foreign(headers)
-            self._origins.refuse_foreign(headers)
-            CURRENT_REQUEST.get().owner = self._keys.check(headers)
-        return preflight
+        headers, record = dict(scope["headers"]), CURRENT_REQUEST.get()
+        record.request_id = request_id(headers.get(REQUEST_ID))
+        added += [(REQUEST_ID, record.request_id.encode()), *self._origins.answer_headers(headers)]
+        if scope["method"] == "OPTIONS" and {b"origin", b"access-control-request-method"} <= headers.keys():
+            return Response(status_code=204, headers=self._origins.preflight_headers(headers))
+        if scope["path"] not in self._open and not scope["path"].startswith(_OPEN_FOLDER):
+            self._origins.check(headers)
+            record.owner = self._keys.check(headers)
+        return None
+
+
+def request_id(given: bytes | None = None) -> str:
+    """The client's own id of a request, unless it could do harm where it is printed; else a new one."""
+    return given.decode() if given and _SAFE_ID.fullmatch(given) else os.urandom(16).hex()
 
 
 class Paths:

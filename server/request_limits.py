@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from configs.errors import InvalidRequest, RequestError
 from configs.settings import ServerConfig
 from server.errors import error_response
-from server.security.request_ids import HEADER, request_id
+from server.middleware import REQUEST_ID, request_id
 
 BYTES_PER_SECOND = 16 * 2**10
 """Of a body, so many earn it another second to arrive in."""
@@ -38,7 +38,7 @@ class RequestLimits:
             self._check_head(scope)
         except RequestError as error:
             response = error_response(Request(scope), error)
-            response.headers[HEADER.decode()] = request_id(None)
+            response.headers[REQUEST_ID.decode()] = request_id()
             await response(scope, receive, send)
         else:
             await self.app(scope, self._in_time(receive), send)

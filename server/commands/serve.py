@@ -24,15 +24,15 @@ from engine.log_lines import configure
 from engine.messages import CoreReady
 from engine.supervisor import Supervision
 from server.listener import bind, bind_unix, raise_descriptor_limit
-from server.security.request_ids import CURRENT
-from server.security.start import check_security
+from server.metrics.records import current_request_id
+from server.security.keys import check_security
 from server.version import version
 
 logger = logging.getLogger(__name__)
 
 
 def run(config: ServerConfig, arguments: argparse.Namespace) -> int:
-    configure(config.log_level, config.log_format, "server", CURRENT.get)
+    configure(config.log_level, config.log_format, "server", current_request_id)
     if config.log_level == "info":
         logging.getLogger("uvicorn.error").setLevel("WARNING")  # its start and end are told better below
     warning = check_security(config)

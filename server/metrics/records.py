@@ -191,6 +191,12 @@ CURRENT_REQUEST: ContextVar[RequestRecord] = ContextVar("request_record")
 """The request that is being answered."""
 
 
+def current_request_id() -> str:
+    """The X-Request-Id of the current request; `-` outside of any."""
+    record = CURRENT_REQUEST.get(None)
+    return record.request_id if record else "-"
+
+
 def current_owner() -> str:
     """The owner of the current request: what it makes and finds belongs to this owner."""
     record = CURRENT_REQUEST.get(None)

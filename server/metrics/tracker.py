@@ -15,7 +15,6 @@ from engine.observer import Observer
 from scheduler.timeline import Timeline
 from server.metrics.prometheus import EngineMetrics
 from server.metrics.records import CURRENT_REQUEST, ChoiceRecord, RequestRecord
-from server.security.request_ids import CURRENT as CURRENT_ID
 
 logger = logging.getLogger("octavo.requests")
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -78,7 +77,6 @@ class RequestTracker(Observer):
     def begin_work(self, record: RequestRecord, scope: Scope) -> None:
         """The request may bring a body, and gets a timeline."""
         record.has_body = True
-        record.request_id = CURRENT_ID.get()
         record.trace_context = {
             name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE_HEADERS
         }

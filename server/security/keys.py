@@ -1,77 +1,75 @@
-"""API keys."""
+"""API keys, and what is checked of security before a model is loaded, which may take long."""
 
 import hashlib
 import hmac
+import ipaddress
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from configs.errors import RequestError, SettingsError
 from configs.settings import ServerConfig
+from server.security.tls import check_certificates
 
 
 class Unauthorized(RequestError):
     status = 401
     type = "invalid_request_error"  # as OpenAI names it
 
-    def __init__(self, message: str) -> None:
-        super().__init__(message, code="invalid_api_key")
-
 
 class ApiKeys:
     """Those that are accepted; without any, everybody is."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [_digest(key.encode()) for key in keys]
         self._secret = os.urandom(32)
+        self._digests = [self._digest(key.encode()) for key in keys]
 
     def __bool__(self) -> bool:
         return bool(self._digests)
 
     def check(self, headers: Mapping[bytes, bytes]) -> str:
-        """The owner of what the request makes: a digest of its key, which other processes do not know; empty without
-        keys. Raises `Unauthorized` unless the headers bring a key. How long it takes tells nothing of the keys."""
+        """The owner of what the request makes: 16 letters of its key's digest; empty without keys.
+
+        Raises `Unauthorized` unless the headers bring a key. How long it takes tells nothing of the keys.
+        """
         if not self:
             return ""
-        given = list(_given(headers))
-        accepted = [key for key in given if self._accepts(key)]
+        given = [self._digest(key) for key in _given(headers)]
+        accepted = [one for one in given if sum([hmac.compare_digest(one, known) for known in self._digests])]
         if not accepted:
             how = "send an API key as `Authorization: Bearer KEY`, or as `x-api-key: KEY`"
-            raise Unauthorized(f"the API key is not accepted; {how}" if given else how)
-        return hashlib.blake2b(accepted[0], key=self._secret, digest_size=8).hexdigest()
+            message = f"the API key is not accepted; {how}" if given else how
+            raise Unauthorized(message, code="invalid_api_key")
+        return accepted[0].hex()[:16]
 
-    def _accepts(self, key: bytes) -> bool:
-        digest = _digest(key)
-        return sum([hmac.compare_digest(digest, known) for known in self._digests]) > 0
+    def _digest(self, key: bytes) -> bytes:
+        """Of equal length for all keys, as a comparison in constant time needs it; other processes have another."""
+        return hashlib.blake2b(key, key=self._secret, digest_size=32).digest()
 
 
 def read_keys(config: ServerConfig) -> ApiKeys:
-    """Raises `SettingsError`, which quotes no key."""
-    keys = [*(config.api_key or ())]
-    _check(keys, "api_key")
+    """The keys of the settings and of the file that they name. Raises `SettingsError`, which quotes no key."""
+    sources = {"api_key": list(config.api_key or ())}
     if config.api_key_file is not None:
-        keys += _read_file(Path(config.api_key_file))
-    return ApiKeys(keys)
+        where = f"--api-key-file {config.api_key_file}"
+        sources[where] = _lines(Path(config.api_key_file), where)
+    for where, keys in sources.items():
+        for number, key in enumerate(keys, start=1):
+            if not (key.isascii() and key.isprintable() and " " not in key):
+                raise SettingsError(f"{where}: key number {number} has a character that no header can carry")
+    return ApiKeys(key for keys in sources.values() for key in keys)
 
 
-def _read_file(path: Path) -> list[str]:
+def _lines(path: Path, where: str) -> list[str]:
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
-        raise SettingsError(f"--api-key-file {path}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise SettingsError(f"--api-key-file {path}: not a text in UTF-8") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a text in UTF-8"
+        raise SettingsError(f"{where}: {reason}") from None  # a UnicodeDecodeError holds the text
     keys = [line for line in lines if line and not line.startswith("#")]
     if not keys:
-        raise SettingsError(f"--api-key-file {path}: holds no key; write one a line")
-    _check(keys, f"--api-key-file {path}")
+        raise SettingsError(f"{where}: holds no key; write one a line")
     return keys
-
-
-def _check(keys: list[str], where: str) -> None:
-    for number, key in enumerate(keys, start=1):
-        if not (key.isascii() and key.isprintable() and " " not in key):
-            raise SettingsError(f"{where}: key number {number} has a character that no header can carry")
 
 
 def _given(headers: Mapping[bytes, bytes]) -> Iterator[bytes]:
@@ -83,6 +81,20 @@ def _given(headers: Mapping[bytes, bytes]) -> Iterator[bytes]:
         yield value.strip()
 
 
-def _digest(key: bytes) -> bytes:
-    """Of equal length for all keys, as a comparison in constant time needs it."""
-    return hashlib.sha256(key).digest()
+def check_security(config: ServerConfig) -> str | None:
+    """A warning, where there is reason for one. Raises `SettingsError` for keys and certificates that are of no use."""
+    check_certificates(config)
+    if read_keys(config) or config.uds or not is_reachable(config.host):
+        return None
+    return (
+        f"everybody who can reach {config.host} can use this server, as it has no API key:"
+        " --api-key-file or OCTAVO_API_KEY sets one"
+    )
+
+
+def is_reachable(host: str) -> bool:
+    """Whether other machines may reach an address."""
+    try:
+        return host != "localhost" and not ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name: where it points to may change
+        return True

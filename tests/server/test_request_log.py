@@ -15,7 +15,7 @@ import pytest
 from configs.settings import ServerConfig
 from engine.log_lines import ConsoleLines, JsonLines, configure
 from server.app import create_app
-from server.security.request_ids import CURRENT
+from server.metrics.records import current_request_id
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_every_route import BODIES
 
@@ -42,7 +42,7 @@ def lines(root: logging.Logger) -> Iterator[list[dict[str, Any]]]:
             written.append(json.loads(self.format(record)))
 
     handler = Keeps()
-    handler.setFormatter(JsonLines("server", CURRENT.get))
+    handler.setFormatter(JsonLines("server", current_request_id))
     logger = logging.getLogger("octavo.requests")
     logger.addHandler(handler)
     logger.setLevel("INFO")
@@ -159,7 +159,7 @@ def test_no_text_forges_a_line_or_steers_a_terminal(text: str) -> None:
 async def test_nothing_that_a_client_sends_forges_a_line(root: logging.Logger, engine: FakeEngine, form: Any) -> None:
     written = io.StringIO()
     handler = logging.StreamHandler(written)
-    handler.setFormatter(form(CURRENT.get))
+    handler.setFormatter(form(current_request_id))
     root.addHandler(handler)
     root.setLevel("DEBUG")
     app = create_app(engine, ServerConfig(), "model\n2026-11-30 23:59:59,000 FORGED \x1b[31m")
