@@ -263,15 +263,15 @@ def test_a_server_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("raw", "word"),
     [
-        (b"SSH-2.0\r\n\r\n", "Expected HTTP"),
-        (OK.replace(b"text", b"x\r\nContent-Length: 999\r\nX: text") + EVENT, "not completed"),
+        (b"SSH-2.0\r\n\r\n", "not HTTP"),
+        (OK.replace(b"text", b"x\r\nContent-Length: 999\r\nX: text") + EVENT, "before the end of its answer"),
         (OK + b"<p>hello</p>", "no choices"),
         (OK + b'{"choices": [{"text": "whole"}]}', "no choices"),
         (OK + b"data: nonsense\n\n", "not an event"),
         (OK + b'data: {"choices": 3}\n\n', "not an event"),
         (b'HTTP/1.0 500 X\r\n\r\n{"detail": "a\\n b"}', "HTTP 500: a b"),
         (b"HTTP/1.0 500 X\r\n\r\n<p>d</p>", "HTTP 500: <p>d</p>"),
-        (b"", "disconnected"),
+        (b"", "closed the connection"),
     ],
 )
 def test_odd_servers_are_told_apart_before_the_run(raw: bytes, word: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -115,11 +115,18 @@ def url(text: str) -> str:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """KEY=VALUE that fits a line of HTTP."""
+    """KEY=VALUE"""
     key, equals, value = (part.strip() for part in text.partition("="))
-    if not key or not equals or not text.isprintable():
+    if not key or not equals:
         raise _refused("KEY=VALUE", text)
     return key, value
+
+
+def header(text: str) -> tuple[str, str]:
+    """KEY=VALUE that fits a line of HTTP."""
+    if not text.isascii() or not text.isprintable():
+        raise _refused("a header", text)
+    return pair(text)
 
 
 def objective(text: str) -> tuple[str, float]:
@@ -169,7 +176,7 @@ SERVER: list[Row] = [
     ("--model", str, "NAME", None, "the model's name (default: the first of /v1/models)"),
     ("--endpoint", (COMPLETIONS, CHAT), "", None, f"(default: {COMPLETIONS}, and {CHAT} for chats)"),
     ("--api-key", str, "TEXT", None, "bearer token (default: OPENAI_API_KEY of the environment)"),
-    ("--header", pair, "KEY=VALUE …", [], "headers of each request"),
+    ("--header", header, "KEY=VALUE …", [], "headers of each request"),
     ("--extra-body", json_object, "JSON", None, "fields of each request; null takes one away"),
     ("--temperature", not_negative, "X", None, "of sampling (default: the server's)"),
     ("--ignore-eos", EITHER, "", None, "answers run to their full length (default: on for generated prompts)"),

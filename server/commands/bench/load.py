@@ -102,7 +102,7 @@ class Bench:
             if run.interrupted:
                 raise UsageError("interrupted during the warm-up")
         except BaseException:
-            await bench.close()
+            bench.close()
             raise
         return bench
 
@@ -221,8 +221,8 @@ class Bench:
         """Wait for a small request, behind what the server may still have to do, whatever comes of it."""
         await self.target.send(Request("Hi", 1), Response(0.0))
 
-    async def close(self) -> None:
-        await self.target.close()
+    def close(self) -> None:
+        self.target.close()
 
 
 def swallow_interrupt() -> None:

@@ -85,7 +85,7 @@ async def _measure(arguments: argparse.Namespace) -> list[Trial]:
                 break
     finally:
         for bench in benches:
-            await bench.close()
+            bench.close()
     if not arguments.compare:
         _publish(benches[0], trials, arguments)
     elif len(trials) == 2:

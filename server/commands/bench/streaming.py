@@ -15,8 +15,6 @@ import time
 from asyncio.subprocess import PIPE, Process
 from typing import Any
 
-import aiohttp
-
 from configs.settings import EngineConfig, ServerConfig
 from engine.async_engine import AsyncEngine
 from server.commands.serve import loop_factory
@@ -25,6 +23,7 @@ from server.listener import bind
 
 from .inside import TEXT
 from .report import print_lines, print_report
+from .target import HttpClient
 
 PROMPT_CHARACTERS = 400
 LINES = {"tokens_per_event": "{:.2f}", "us_per_token": "{:.1f}", "us_per_event": "{:.1f}", "us_per_request": "{:.0f}"}
@@ -86,16 +85,14 @@ async def _round(client: Process, num_streams: int, num_tokens: int) -> dict[str
 async def _read_streams(url: str, num_streams: int, body: bytes) -> int:
     """The number of events, each of which begins anew in what is received."""
     events = 0
-    options: dict[str, Any] = {"headers": {"Content-Type": "application/json"}, "raise_for_status": True}
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), **options) as session:
 
-        async def read_stream() -> None:
-            nonlocal events
-            async with session.post(f"{url}/v1/completions", data=body) as response:
-                async for piece in response.content.iter_any():
-                    events += piece.count(b"data: {")
+    def count(piece: bytes, now: float) -> None:
+        nonlocal events
+        events += piece.count(b"data: {")
 
-        await asyncio.gather(*(read_stream() for _ in range(num_streams)))
+    client = HttpClient(url, timeout=3600.0)
+    await asyncio.gather(*(client.request("POST", "/v1/completions", body, count) for _ in range(num_streams)))
+    client.close()
     return events
 
 

@@ -124,7 +124,7 @@ async def _sweep(arguments: argparse.Namespace) -> int:
         print_row(COLUMNS)
         await sweep.search()
     finally:
-        await bench.close()
+        bench.close()
     print(sweep.summary())
     trials = sorted(sweep.trials, key=lambda trial: trial.rate)
 

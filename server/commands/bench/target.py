@@ -3,12 +3,14 @@
 import argparse
 import asyncio
 import os
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-import aiohttp
+import httptools
 import msgspec
 
 from configs.errors import UsageError
@@ -143,57 +145,115 @@ def error_text(body: bytes) -> str:
     return " ".join(str(found).split())[:300]
 
 
+class _Reply:
+    """What has come of an HTTP response: the callbacks of llhttp."""
+
+    def __init__(self) -> None:
+        self.parser = httptools.HttpResponseParser(self)
+        self.pieces: list[bytes] = []
+        self.has_begun = self.has_headers = self.has_length = self.is_complete = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.has_length = self.has_length or name.lower() in (b"content-length", b"transfer-encoding")
+
+    def on_headers_complete(self) -> None:
+        self.has_headers = True
+
+    def on_body(self, piece: bytes) -> None:
+        self.pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        self.is_complete = self.parser.get_status_code() >= 200
+
+
+class HttpClient:
+    """One server over as many connections as there are requests under way; idle connections are used again.
+
+    A general client would measure a burst of requests late: aiohttp takes 600 µs of the processor for a request on a new
+    connection and 15 µs for an event of a stream, httpx 76 µs for an event, and this 80 µs and 8 µs.
+    """
+
+    def __init__(self, url: str, headers: dict[str, str] | None = None, *, timeout: float, verify: bool = True) -> None:
+        """`timeout` is in seconds, for a whole response."""
+        self.timeout = timeout
+        parts = urlsplit(url)
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._place: dict[str, Any] = {"host": parts.hostname, "port": parts.port or 80}
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            context.check_hostname = verify
+            context.verify_mode = ssl.CERT_REQUIRED if verify else ssl.CERT_NONE
+            self._place |= {"port": parts.port or 443, "ssl": context}
+        lines = {"Host": parts.netloc, "Content-Type": "application/json", **(headers or {})}
+        self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def request(self, method: str, path: str, body: bytes, receive: Callable[[bytes, float], None]) -> None:
+        """`receive` gets the body piece by piece, each with the time at which it was read.
+
+        Raises `Failure` for a status other than 200 and for a broken answer, or `OSError`, of which a timeout is one.
+        """
+        head = f"{method} {self._path}{path} HTTP/1.1\r\n{self._head}Content-Length: {len(body)}\r\n\r\n"
+        async with asyncio.timeout(self.timeout):
+            while True:
+                is_fresh, reply = not self._idle, _Reply()
+                reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(**self._place)
+                try:
+                    writer.write(head.encode() + body)
+                    await self._read(reader, reply, receive)
+                except BaseException as error:
+                    writer.transport.abort()
+                    if is_fresh or reply.has_begun or not isinstance(error, (OSError, Failure)):
+                        raise
+                    continue  # an idle connection that the server closed just before: not an answer to this request
+                if reply.is_complete and reply.parser.should_keep_alive():
+                    self._idle.append((reader, writer))
+                else:
+                    writer.close()
+                return
+
+    async def _read(self, reader: asyncio.StreamReader, reply: _Reply, receive: Callable[[bytes, float], None]) -> None:
+        refusal = b""
+        while not reply.is_complete:
+            data = await reader.read(2**16)
+            now = time.perf_counter()
+            if not data:
+                if reply.has_headers and not reply.has_length:
+                    break  # a body that ends with its connection
+                raise Failure("the server closed the connection before the end of its answer")
+            reply.has_begun = True
+            try:
+                reply.parser.feed_data(data)
+            except httptools.HttpParserError as error:
+                raise Failure(f"not HTTP: {error}") from error
+            body = b"".join(reply.pieces)
+            reply.pieces.clear()
+            if body and reply.parser.get_status_code() == 200:
+                receive(body, now)
+            else:
+                refusal += body
+        if reply.parser.get_status_code() != 200:
+            raise Failure(f"HTTP {reply.parser.get_status_code()}: {error_text(refusal)}")
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.transport.abort()
+
+
 class Target:
-    """One endpoint of an OpenAI-style server, over as many connections as there are requests under way."""
+    """Sends prompts to one endpoint of an OpenAI-style server."""
 
     def __init__(self, url: str, arguments: argparse.Namespace) -> None:
-        """Needs a running event loop."""
         self.url = url
         self.model = arguments.model
         self.endpoint = arguments.endpoint
-        self._base = url.rstrip("/").removesuffix("/v1")
-        self._timeout = arguments.request_timeout_sec
+        key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
+        headers = ({"Authorization": f"Bearer {key}"} if key else {}) | dict(arguments.header)
+        self._client = HttpClient(url, headers, timeout=arguments.request_timeout_sec, verify=not arguments.insecure)
         fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         fields |= {"ignore_eos": arguments.ignore_eos or None, "temperature": arguments.temperature}
         fields |= arguments.extra_body or {}
         self._fields = {name: value for name, value in fields.items() if value is not None}
-        # a proxy that compresses a stream would hold its events back
-        headers = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
-        if key := arguments.api_key or os.environ.get("OPENAI_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-
-        async def note_reuse(session: Any, context: Any, params: Any) -> None:
-            context.trace_request_ctx.append(True)
-
-        trace = aiohttp.TraceConfig()
-        trace.on_connection_reuseconn.append(note_reuse)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=not arguments.insecure),
-            headers=headers | dict(arguments.header),
-            timeout=aiohttp.ClientTimeout(total=self._timeout),
-            trace_configs=[trace],
-        )
-
-    async def _request(self, method: str, path: str, body: bytes, receive: Callable[[bytes, float], None]) -> None:
-        """`receive` gets the body piece by piece, each with the time at which it was read.
-
-        Raises `Failure` for a status other than 200, `aiohttp.ClientError` or `OSError`, of which a timeout is one.
-        """
-        while True:
-            reused: list[bool] = []
-            options: dict[str, Any] = {"data": body, "allow_redirects": False, "trace_request_ctx": reused}
-            try:
-                response = await self._session.request(method, self._base + path, **options)
-            except aiohttp.ClientConnectionError:
-                if not reused:
-                    raise
-                continue  # an idle connection that the server closed just before: not an answer to this request
-            async with response:
-                if response.status != 200:
-                    raise Failure(f"HTTP {response.status}: {error_text(await response.read())}")
-                async for piece in response.content.iter_any():
-                    receive(piece, time.perf_counter())
-                return
 
     async def wait_until_ready(self, seconds: float) -> None:
         """Wait until the server lists its models. Raises `UsageError` when it does not."""
@@ -201,14 +261,14 @@ class Target:
         while True:
             pieces.clear()
             try:
-                await self._request("GET", "/v1/models", b"", lambda piece, _: pieces.append(piece))
+                await self._client.request("GET", "/v1/models", b"", lambda piece, _: pieces.append(piece))
                 listed = msgspec.json.decode(b"".join(pieces))
                 break
             except (Failure, msgspec.MsgspecError) as error:
                 if self.model is not None:  # a server need not list models
                     return
                 raise UsageError(f"{self.url}/v1/models: {error}; give its model's name with --model") from error
-            except (OSError, aiohttp.ClientError) as error:
+            except OSError as error:
                 if time.monotonic() >= deadline:
                     hint = "start the server, or wait for it with --ready-check-timeout-sec 60"
                     raise UsageError(f"no server answers at {self.url} ({error}); {hint}") from error
@@ -235,17 +295,17 @@ class Target:
             asked = {"messages": as_messages(request.prompt), "max_completion_tokens": request.output_len}
         body = msgspec.json.encode({"model": self.model, **self._fields, **asked})
         try:
-            await self._request("POST", self.endpoint, body, response.receive)
+            await self._client.request("POST", self.endpoint, body, response.receive)
             response.finish()
         except TimeoutError:
-            response.error = f"no whole answer within {self._timeout:g} s"
-        except (OSError, aiohttp.ClientError, Failure) as error:
+            response.error = f"no whole answer within {self._client.timeout:g} s"
+        except (OSError, Failure) as error:
             response.error = str(error) or type(error).__name__
         if response.error is not None:
             response.end = time.perf_counter()
 
-    async def close(self) -> None:
-        await self._session.close()
+    def close(self) -> None:
+        self._client.close()
 
 
 def as_messages(prompt: str | list[int] | list[Message]) -> list[Message]:
