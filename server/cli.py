@@ -10,14 +10,7 @@ from configs.errors import UsageError, printable
 from configs.settings import EngineConfig, ServerConfig
 from configs.sources import resolve, unknown_variables
 from server.commands.bench.flags import CLIENTS, add_benchmarks
-from server.flags import (
-    Parser,
-    add_foreign_flags,
-    add_model_argument,
-    add_setting_flags,
-    given_settings,
-    refuse_unknown,
-)
+from server.flags import Parser, add_foreign_flags, add_setting_flags, given_settings, refuse_unknown
 from server.version import version
 
 
@@ -36,14 +29,15 @@ def _run(argv: list[str]) -> int:
     argv = [_with_hyphens(argument) for argument in argv]
     parser, commands = build_parser(argv)
     arguments, unknown = parser.parse_known_args(argv)
-    command = commands[_name(arguments)]
-    refuse_unknown(unknown, command)
-    config = _config(arguments)
-    if config is not None and command is not commands["serve"]:  # which logs them
-        for line in unknown_variables(os.environ):
+    name = " ".join(filter(None, (arguments.command, getattr(arguments, "bench", None))))
+    refuse_unknown(unknown, commands[name])
+    config = None
+    if name not in CLIENTS:
+        cls = ServerConfig if name == "serve" else EngineConfig
+        config = resolve(cls, toml=arguments.config, environ=os.environ, flags=given_settings(arguments, cls))
+        for line in [] if name == "serve" else unknown_variables(os.environ):  # serve logs them
             print("octavo: warning:", printable(line), file=sys.stderr)
-    module = importlib.import_module(f"server.commands.{arguments.module}")
-    code: int = module.run(config, arguments)
+    code: int = importlib.import_module(f"server.commands.{arguments.command}").run(config, arguments)
     return code
 
 
@@ -53,41 +47,24 @@ def _with_hyphens(argument: str) -> str:
     return flag.replace("_", "-") + sign + value if flag.startswith("--") else argument
 
 
-def _name(arguments: argparse.Namespace) -> str:
-    """As `bench latency`."""
-    return " ".join(filter(None, (arguments.command, getattr(arguments, "bench", None))))
-
-
-def _config(arguments: argparse.Namespace) -> EngineConfig | None:
-    """None for a command without a model."""
-    if _name(arguments) in CLIENTS:
-        return None
-    cls = ServerConfig if arguments.command == "serve" else EngineConfig
-    return resolve(cls, toml=arguments.config, environ=os.environ, flags=given_settings(arguments, cls))
-
-
 def build_parser(argv: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
-    """The parser of `octavo`, and those of its commands by name, for this command line."""
+    """The parser of `octavo` for this command line, and those of its commands by name, such as `bench latency`."""
     parser = Parser(prog="octavo", description="LLM inference server with an OpenAI-style API.")
     parser.add_argument("--version", action="version", version=f"octavo {version()}")
     kinds = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     serve = kinds.add_parser("serve", help="serve a model over HTTP")
     generate = kinds.add_parser("generate", help="continue prompts in the terminal")
     chat = kinds.add_parser("chat", help="chat with a model in the terminal")
-    bench = kinds.add_parser("bench", help="measure")
-    benchmarks = {f"bench {name}": parser for name, parser in add_benchmarks(bench).items()}
-    commands = {"serve": serve, "generate": generate, "chat": chat, **benchmarks}
-    for name, command in commands.items():
-        command.set_defaults(module=name.split()[0])
-    with_model = {name: command for name, command in commands.items() if name not in CLIENTS}
-    for command in with_model.values():
-        add_model_argument(command)
+    benchmarks = add_benchmarks(kinds.add_parser("bench", help="measure"))
+    commands = {"serve": serve, "generate": generate, "chat": chat}
+    commands |= {f"bench {name}": benchmark for name, benchmark in benchmarks.items()}
     add_foreign_flags(serve, argv)
     _add_sampling_flags(generate)
     _add_sampling_flags(chat)
     generate.add_argument("--prompt", action="append", required=True, help="text to continue; may be repeated")
-    for name, command in with_model.items():
-        add_setting_flags(command, ServerConfig if name == "serve" else EngineConfig)
+    for name, command in commands.items():
+        if name not in CLIENTS:
+            add_setting_flags(command, ServerConfig if name == "serve" else EngineConfig)
     return parser, commands
 
 

@@ -3,7 +3,6 @@
 import argparse
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import msgspec
@@ -12,43 +11,41 @@ from msgspec import Meta
 from configs.errors import UsageError
 from configs.settings import SchedulerConfig
 from configs.sources import OTHER_WORDS, did_you_mean, plain_type, preset_names
-from server.foreign_flags import FIXED, FOREIGN, SAME, Foreign
+from server.foreign_flags import FIXED, FOREIGN, SAME, ForeignFlag
+
+HIDDEN: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
 
 
 class Once(argparse.Action):
-    """Stores a value. Another one for the same setting is refused: it is not for the order to decide which counts."""
+    """Stores a value. Another one for the same setting is refused: it is not for the order to decide which counts.
+
+    A flag without a value stands for its `const`, or for true, and behind `--no-` for false.
+    """
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        values = self.const if self.nargs == 0 else values
+        name = given = option_string or self.dest.upper()
+        if self.nargs == 0:
+            values = not name.startswith("--no-") if self.const is None else self.const
+        else:
+            given = f"{name} {values}"
         earlier = getattr(namespace, self.dest, None)
         if earlier not in (None, values):
-            name = option_string or self.dest.upper()
-            parser.error(f"{name} {values} contradicts {earlier}, which the command line also says")
+            parser.error(f"{given} contradicts {self.dest} = {earlier}, which the command line also says")
         setattr(namespace, self.dest, values)
 
-
-class Switch(argparse.BooleanOptionalAction):
-    """As `Once`, for --page and --no-page."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        earlier = getattr(namespace, self.dest, None)
-        super().__call__(parser, namespace, values, option_string)
-        if earlier not in (None, getattr(namespace, self.dest)):
-            parser.error(f"{option_string} contradicts what the command line says before it")
+    def format_usage(self) -> str:
+        return " | ".join(self.option_strings)
 
 
 class Passed(argparse.Action):
-    """A flag of another server: refused, or kept in `passed` with what is to be told of it."""
-
-    def __init__(self, option_strings: Sequence[str], dest: str, *, row: Foreign, **options: Any) -> None:
-        super().__init__(option_strings, "passed", **options)
-        self.row = row
+    """The `ForeignFlag` that is its `const` is refused, or kept in `passed` with what is to be told of it."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if self.row.passing is None:
-            namespace.passed = [*namespace.passed, f"{option_string} {self.row.answer}"]
-        elif values not in self.row.passing:
-            parser.error(f"{option_string} {self.row.answer}")
+        flag: ForeignFlag = self.const
+        if flag.neutral is None:
+            namespace.passed = [*namespace.passed, f"{option_string} {flag.answer}"]
+        elif values not in flag.neutral:
+            parser.error(f"{option_string} {flag.answer}")
 
 
 class Parser(argparse.ArgumentParser):
@@ -61,58 +58,57 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message)
 
 
-def add_model_argument(parser: argparse.ArgumentParser) -> None:
-    text = "a Hugging Face folder, a GGUF file, or smollm2 for the bundled checkpoint (the default)"
-    options: dict[str, Any] = {"metavar": "MODEL", "action": Once, "default": argparse.SUPPRESS}
-    parser.add_argument("model", nargs="?", help=text, **options)
-    parser.add_argument("--model", "-m", help=argparse.SUPPRESS, **options)
-
-
 def add_setting_flags(parser: argparse.ArgumentParser, cls: type[SchedulerConfig]) -> None:
-    """One flag per field of `cls` but `model`; what is not given stays out of the namespace.
+    """The argument MODEL, and one flag per field of `cls`; what is not given stays out of the namespace.
 
     Values stay texts: `configs/sources.py` checks them as it checks those of the other sources.
     """
-    presets = ", ".join(preset_names())
-    text = f"a TOML file of settings, or a preset ({presets})"
+    text = "a Hugging Face folder, a GGUF file, or smollm2 for the bundled checkpoint (the default)"
+    parser.add_argument("model", nargs="?", metavar="MODEL", action=Once, default=argparse.SUPPRESS, help=text)
+    parser.add_argument("--model", "-m", action=Once, **HIDDEN)
+    text = f"a TOML file of settings, or a preset ({', '.join(preset_names())})"
     parser.add_argument("--config", metavar="NAME|FILE", action=Once, help=text)
     for field in msgspec.structs.fields(cls):
-        if field.name == "model":
-            continue
-        flag = "--" + field.name.replace("_", "-")
-        options: dict[str, Any] = {"action": Once, "default": argparse.SUPPRESS, "help": _help(field)}
-        kind = plain_type(field.type)
-        if kind is bool:
-            options["action"] = Switch
-        elif field.name == "served_model_name":
-            options |= {"action": "extend", "nargs": "+", "metavar": "NAME"}
-        elif get_origin(kind) is tuple:
-            options |= {"action": "append", "metavar": "TEXT"}
-        elif get_origin(kind) is Literal:
-            other_words = OTHER_WORDS.get(field.name, {})
-            options |= {"choices": get_args(kind), "type": partial(_in_our_words, other_words)}
-        else:
-            options["metavar"] = {int: "N", float: "X"}.get(kind, "TEXT")
-        parser.add_argument(flag, *SAME.get(field.name, ()), **options)
+        if field.name != "model":
+            flag = "--" + field.name.replace("_", "-")
+            names = [flag, "--no-" + flag[2:]] if plain_type(field.type) is bool else [flag]
+            parser.add_argument(*names, *SAME.get(field.name, ()), **_options(field))
     for flag, (name, value) in FIXED.items():
         if name in cls.__struct_fields__:
-            options = {"dest": name, "const": value, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-            parser.add_argument(flag, action=Once, nargs=0, **options)
+            parser.add_argument(flag, action=Once, nargs=0, dest=name, const=value, **HIDDEN)
+
+
+def _options(field: msgspec.structs.FieldInfo) -> dict[str, Any]:
+    """What argparse should know of a field's flag."""
+    kind, default, text = plain_type(field.type), field.default, description(field)
+    if default is not None:
+        text += f" (default: {default if kind is not bool else 'on' if default else 'off'})"
+    options = {"action": Once, "default": argparse.SUPPRESS, "help": text.replace("%", "%%")}
+    if kind is bool:
+        return options | {"nargs": 0}
+    if field.name == "served_model_name":
+        return options | {"action": "extend", "nargs": "+", "metavar": "NAME"}
+    if get_origin(kind) is tuple:
+        return options | {"action": "append", "metavar": "TEXT"}
+    if get_origin(kind) is Literal:
+        words = OTHER_WORDS.get(field.name, {})
+        return options | {"choices": get_args(kind), "type": lambda word: words.get(word, word)}
+    return options | {"metavar": {int: "N", float: "X"}.get(kind, "TEXT")}
+
+
+def description(field: msgspec.structs.FieldInfo) -> str:
+    """The text of a field's `Meta`."""
+    texts = [item.description for item in get_args(field.type)[1:] if isinstance(item, Meta) and item.description]
+    return texts[0] if texts else ""
 
 
 def add_foreign_flags(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
     """Add the flags of other servers that `argv` holds. What is to be told of them comes into `passed`."""
     parser.set_defaults(passed=[])
     given = {argument.partition("=")[0] for argument in argv}
-    for row in FOREIGN:
-        names = [word for word in row.flags.split() if word.startswith("-")]
-        if given.isdisjoint(names):
-            continue
-        metavar = row.flags.rpartition(" ")[2]
-        nargs = 0 if metavar in names else "?" if metavar.startswith("[") else None
-        parser.add_argument(
-            *names, action=Passed, row=row, nargs=nargs, default=argparse.SUPPRESS, help=argparse.SUPPRESS
-        )
+    for flag in FOREIGN:
+        if not given.isdisjoint(flag.names):
+            parser.add_argument(*flag.names, action=Passed, dest="passed", nargs=flag.nargs, const=flag, **HIDDEN)
 
 
 def given_settings(arguments: argparse.Namespace, cls: type[SchedulerConfig]) -> Mapping[str, object]:
@@ -120,8 +116,7 @@ def given_settings(arguments: argparse.Namespace, cls: type[SchedulerConfig]) ->
 
     A model that stands behind the names of --served-model-name is the model, not one more name.
     """
-    fields = {field.name for field in msgspec.structs.fields(cls)}
-    given = {name: value for name, value in vars(arguments).items() if name in fields}
+    given = {name: value for name, value in vars(arguments).items() if name in cls.__struct_fields__}
     served = given.get("served_model_name", [])
     if "model" not in given and len(served) > 1 and os.path.exists(served[-1]):
         given |= {"served_model_name": served[:-1], "model": served[-1]}
@@ -131,30 +126,10 @@ def given_settings(arguments: argparse.Namespace, cls: type[SchedulerConfig]) ->
 def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
     """Raise `UsageError` for arguments that no flag took, with the nearest flag, or what is to be said of it."""
     if unknown:
-        ours = (action for action in parser._actions if action.help is not argparse.SUPPRESS)
-        flags = {flag for action in ours for flag in action.option_strings if flag.startswith("--")}
-        flags -= {alias for aliases in SAME.values() for alias in aliases}
         name = unknown[0].split("=")[0]  # the value may be a secret
-        for row in FOREIGN:
-            if name in row.flags.split() and not any(flag.startswith(name) for flag in flags):
-                raise UsageError(f"{name} {row.answer}")
+        shown = [action for action in parser._actions if action.help is not argparse.SUPPRESS]
+        flags = [flag for action in shown for flag in action.option_strings if flag.startswith("--")]
+        for foreign in FOREIGN:
+            if name in foreign.names and not any(flag.startswith(name) for flag in flags):
+                raise UsageError(f"{name} {foreign.answer}")
         raise UsageError(f"unknown argument {name}{did_you_mean(name, flags)}")
-
-
-def _in_our_words(other_words: Mapping[str, str], value: str) -> str:
-    return other_words.get(value, value)
-
-
-def _help(field: msgspec.structs.FieldInfo) -> str:
-    default = "" if field.default is None else f" (default: {_shown(field.default)})"
-    return (description(field) + default).replace("%", "%%")
-
-
-def description(field: msgspec.structs.FieldInfo) -> str:
-    """The text of a field's `Meta`."""
-    texts = [item.description for item in get_args(field.type)[1:] if isinstance(item, Meta) and item.description]
-    return texts[0] if texts else ""
-
-
-def _shown(value: object) -> object:
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
