@@ -258,11 +258,13 @@ class Scheduler:
         """Admit waiting requests in order while budget, places and blocks last; returns the budget left.
 
         A request must fit with all its tokens, not just its first chunk, and leave one block for each
-        running request to grow into: otherwise it would be preempted before it has gained anything.
+        running request to grow into: otherwise it would be preempted before it has gained anything. There are
+        never more running requests than tokens in the budget, also while some of them wait for the steps under way.
         """
         while self.waiting:
-            if budget == 0 or len(self.running) == self.config.max_num_seqs:
-                self.wait_cause = "tokens" if budget == 0 else "seats"
+            has_seat = len(self.running) < self.config.max_num_seqs
+            if budget == 0 or not has_seat or len(self.running) == self.max_num_batched_tokens:
+                self.wait_cause = "tokens" if has_seat or budget == 0 else "seats"
                 break
             request = self.waiting[0]
             cached_prefix = self.kv.find_cached_prefix(request)

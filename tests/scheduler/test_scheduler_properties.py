@@ -1,5 +1,6 @@
 """Random adds, aborts and steps on tiny pools."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated_engine import Simulation
@@ -67,6 +68,27 @@ def test_random_traffic_ends_every_request_once_with_what_it_gets_alone(config: 
                 kv_tokens = simulation.scheduler.kv.max_tokens
                 assert len(prompt) > min(config["max_model_len"] - num_output, kv_tokens)
         simulation.scheduler.check_integrity()
+    simulation.drain()
+    simulation.check_outputs()
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("most_in_flight", [0, 1, 2])
+def test_there_are_never_more_running_requests_than_tokens_in_the_budget(policy: str, most_in_flight: int) -> None:
+    """Requests that wait for the steps under way take nothing of a step's budget, but of the next one's they do."""
+    simulation = Simulation(
+        num_blocks=14,
+        block_size=4,
+        max_num_batched_tokens=2,
+        max_num_seqs=6,
+        scheduling_policy=policy,
+        most_in_flight=most_in_flight,
+    )
+    for number in range(6):
+        bad = ((1000, 1001),) if number % 2 else ()
+        simulation.add(str(number), prompt_of(1, number), max_tokens=6, ignore_eos=True, bad_sequences=bad)
+        simulation.step()
+        assert len(simulation.scheduler.running) <= 2
     simulation.drain()
     simulation.check_outputs()
 
