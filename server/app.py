@@ -15,6 +15,7 @@ from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
 from server import admin, ollama, token_generation, tokenization
+from server.anthropic import routes as anthropic
 from server.bodies import invalid_parameter
 from server.documented import DEFINITIONS
 from server.errors import error_response
@@ -31,7 +32,10 @@ from server.route_table import operations
 from server.serving import Serving
 from server.version import version
 
-PROTOCOLS = (chat, completions, responses, embeddings, llama_cpp, token_generation, tokenization, metrics, admin)
+PROTOCOLS = (
+    *(chat, completions, responses, embeddings, anthropic, llama_cpp),
+    *(token_generation, tokenization, metrics, admin),
+)
 ROUTERS = (*(protocol.router for protocol in PROTOCOLS), *ollama.ROUTERS)
 
 

@@ -281,9 +281,11 @@ def _path(places: tuple[int | str, ...], value: Any, *, is_missing: bool) -> tup
 
 def _sentence(detail: ErrorDetails) -> str:
     """pydantic's words, without a value that nobody else should read."""
+    context = detail.get("ctx", {})
+    name = context.get("discriminator", "").strip("'")
+    if detail["type"] == "union_tag_not_found":
+        return f"has no valid {name.strip('_()')}"
     if detail["type"] == "union_tag_invalid":
-        context = detail["ctx"]
-        name = context["discriminator"].strip("'")
         if name.endswith("()"):  # a function tells the branches apart, by their types in the main
             return f"type {shown(context['tag'])} is not supported"
         return f"{name} must be one of {context['expected_tags']}; got {shown(context['tag'])}"

@@ -1,7 +1,7 @@
 """One conversation to answer, in no protocol's words: what the chat-like routes turn their bodies into."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,7 @@ def _is_cut(output: RequestOutput | CompletionOutput) -> bool:
 
 MAX_TOOLS = 256
 """OpenAI allows 128."""
+_SYSTEM_ROLES = ("system", "developer")
 
 
 async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Generation, Answers]:
@@ -141,9 +142,23 @@ async def render(serving: Serving, chat: Chat, *, must_fit: bool = False) -> Ren
     """The prompt. Raises `InvalidRequest` in the template's own words where it refuses; see `AsyncInputs.encode`."""
     style, tools = _style_of(serving, chat), _offered_tools(chat)
     given = {"tools": tools if style.knows_tools else None, "chat_template": chat.chat_template}
-    kwargs = {name: value for name, value in given.items() if value}
+    kwargs = {name: value for name, value in given.items() if value} | chat.template_kwargs
     messages = style.messages(chat.messages, tools)
-    return await serving.engine.render_chat(messages, must_fit, **kwargs, **chat.template_kwargs)
+    try:
+        return await serving.engine.render_chat(messages, must_fit, **kwargs)
+    except InvalidRequest as error:  # some templates take one system message, at the beginning
+        joined = _with_one_system_message(messages)
+        if error.param != "messages" or joined == [*messages]:
+            raise
+        return await serving.engine.render_chat(joined, must_fit, **kwargs)
+
+
+def _with_one_system_message(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The texts of all system messages in a single one, before the others."""
+    system = [message for message in messages if message["role"] in _SYSTEM_ROLES]
+    content = "\n\n".join(message["content"] for message in system if message["content"])
+    others = [message for message in messages if message["role"] not in _SYSTEM_ROLES]
+    return [{**system[0], "content": content}, *others] if system else others
 
 
 def _behind(prefix: list[int], rendered: RenderedChat, engine: AsyncEngine) -> list[int]:

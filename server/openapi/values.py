@@ -7,13 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs.sampling import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_WORD
-from server.openapi.chats import (
-    CUSTOM_TOOLS,
-    SYSTEM,
-    TURNS,
-)
 from server.protocol.common import RequestBody, SamplingFields
-from server.protocol.messages import CountTokensRequest, MessagesRequest
 from server.serving import Serving
 
 Schema = dict[str, Any]
@@ -33,12 +27,6 @@ RANGES: Mapping[type[RequestBody], Mapping[str, Schema]] = {
         "repetition_penalty": {"exclusiveMinimum": 0},
         "seed": {"minimum": -(2**63), "maximum": 2**64 - 1},
         "prompt_logprobs": {"minimum": 0, "maximum": MAX_LOGPROBS},
-    },
-    MessagesRequest: {
-        "max_tokens": {"minimum": 1},
-        "temperature": {"minimum": 0},
-        "top_k": {"minimum": -1},
-        "top_p": {"exclusiveMinimum": 0, "maximum": 1},
     },
 }
 """Of numbers. The fields of a class hold for those derived from it."""
@@ -73,12 +61,6 @@ def _others(serving: Serving) -> dict[type, dict[str, Change]]:
             "logit_bias": lambda schema: _bias(schema, vocabulary["maximum"]),
             **dict.fromkeys(("stop_token_ids", "bad_token_ids", "allowed_token_ids", "logprob_token_ids"), tokens),
         },
-        CountTokensRequest: {
-            "messages": _replaced(TURNS),
-            "system": _replaced(*SYSTEM),
-            "tools": _replaced(CUSTOM_TOOLS),
-        },
-        MessagesRequest: {"stop_sequences": _replaced(stop[1])},
     }
 
 

@@ -28,6 +28,8 @@ ITEMS = """
 DEEP = "[" * 5000 + "]" * 5000
 CUT = ['{\n    "', '{"city": "Par', '{"a": 1,}', "{'a': 1}", "[]", '["x"]', "7", '"text"', "Paris", '{"a": "\\ud800"}']
 ROUTES = ("chat", "responses", "messages", "ollama")
+GO = {"role": "user", "content": "Go"}
+SYSTEM = {"role": "system", "content": "be brief"}
 
 
 class TemplateEngine(FakeEngine):
@@ -143,3 +145,38 @@ async def test_template_kwargs_of_any_name_are_no_fault_of_the_server(
         assert response.status_code in (200, 400), response.text
         if response.status_code == 400:
             assert response.json()["error"]["param"] in ("chat_template_kwargs", "messages")
+
+
+ONE_SYSTEM_MESSAGE = """
+{%- for message in messages %}
+{%- if message.role == "system" and not loop.first %}{{ raise_exception("System message must be at the beginning.") }}
+{%- endif %}{{ message.role }}: {{ message.content }}
+{% endfor %}"""
+
+
+@pytest.mark.parametrize("engine", [ONE_SYSTEM_MESSAGE], indirect=True)
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [SYSTEM, {"role": "developer", "content": "be kind"}, GO]}),
+        ("/v1/responses", {"instructions": "be brief", "input": [{"role": "developer", "content": "be kind"}, GO]}),
+        ("/v1/messages", {"max_tokens": 9, "system": "be brief", "messages": [GO, {**SYSTEM, "content": "be kind"}]}),
+        ("/api/chat", {"messages": [SYSTEM, GO, {**SYSTEM, "content": "be kind"}]}),
+        ("/apply-template", {"messages": [SYSTEM, GO, {**SYSTEM, "content": "be kind"}]}),
+    ],
+)
+async def test_several_system_messages_are_one_where_the_template_takes_one(
+    client: httpx.AsyncClient, engine: TemplateEngine, path: str, fields: dict[str, Any]
+) -> None:
+    response = await client.post(path, json={"model": "fake", **fields})
+    assert response.status_code == 200, response.text
+    assert engine.prompt.split() == ["system:", "be", "brief", "be", "kind", "user:", "Go"]
+
+
+@pytest.mark.parametrize("engine", ["{{ raise_exception('no') }}", ONE_SYSTEM_MESSAGE + "{{ 1 / 0 }}"], indirect=True)
+@pytest.mark.parametrize("messages", [[], [SYSTEM], [SYSTEM, SYSTEM]])
+async def test_templates_that_refuse_anyway_are_heard(
+    client: httpx.AsyncClient, messages: list[dict[str, Any]]
+) -> None:
+    response = await client.post("/v1/chat/completions", json={"messages": [*messages, GO]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages")

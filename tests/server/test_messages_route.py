@@ -17,10 +17,10 @@ from configs.settings import ServerConfig
 from server.answers.delta import Answer
 from server.answers.parser import AnswerParser
 from server.answers.styles import HERMES, THINK
+from server.anthropic.conversion import call_id, conversation
+from server.anthropic.models import CountTokensRequest
+from server.anthropic.routes import Blocks
 from server.app import create_app
-from server.convert.messages import call_id, conversation
-from server.protocol.messages import CountTokensRequest, InputMessage, TextBlock, ThinkingBlock
-from server.routes.messages import Blocks
 from tests.server.fake_engine import FakeEngine
 
 PATH = "/v1/messages"
@@ -237,14 +237,22 @@ CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
 @pytest.mark.parametrize(
     ("role", "block", "said"),
     [
-        ("user", {"type": "image", "source": {}}, "messages[0].content[1]: blocks of type 'image'"),
+        (
+            "user",
+            {"type": "image", "source": {}},
+            "messages[0].content[1]: block_type must be one of",
+        ),
         ("user", {"type": "document", "source": {}}, "'document'"),
-        ("user", CALL, "'tool_use'"),
-        ("assistant", {"type": "tool_result", "tool_use_id": "toolu_1"}, "'tool_result'"),
-        ("system", {"type": "thinking", "thinking": "x"}, "'thinking'"),
-        ("user", {"text": "x"}, "None"),
-        ("user", {"type": "text"}, "text must be a string"),
-        ("assistant", {**CALL, "id": 3}, "id must be a string"),
+        ("user", CALL, "hold no tool_use"),
+        ("assistant", {"type": "tool_result", "tool_use_id": "toolu_1"}, "hold no tool_result"),
+        (
+            "system",
+            {"type": "thinking", "thinking": "x"},
+            "messages of role system hold no thinking",
+        ),
+        ("user", {"text": "x"}, "messages[0].content[1]: has no valid block_type"),
+        ("user", {"type": "text"}, "messages[0].content[1].text: "),
+        ("assistant", {**CALL, "id": 3}, "messages[0].content[1].id: "),
         ("user", {"type": "tool_result", "tool_use_id": "toolu_1"}, "no tool_use has the id 'toolu_1'"),
     ],
 )
@@ -463,15 +471,16 @@ def test_blocks_hold_what_the_parser_reads_however_the_text_is_cut(script: str, 
     for start, end in zip([0, *cuts], [*cuts, len(script)], strict=True):
         blocks.add(cut.push(script[start:end]))
     blocks.add(cut.push("", ended=True))
+    blocks.close()
     found = Answer("", "", [])
     calls = []
-    for block in blocks.content():
-        if isinstance(block, ThinkingBlock):
-            found.reasoning += block.thinking
-        elif isinstance(block, TextBlock):
-            found.content += block.text
+    for block in blocks.content:
+        if block["type"] == "thinking":
+            found.reasoning += block["thinking"]
+        elif block["type"] == "text":
+            found.content += block["text"]
         else:
-            calls.append((block.name, block.input))
+            calls.append((block["name"], block["input"]))
     expected = parser().parse(script)
     assert (found.reasoning, found.content) == (expected.reasoning, expected.content)
     assert calls == [(call.name, json_object(call.arguments)) for call in expected.tool_calls]
@@ -482,12 +491,13 @@ ROLES = st.sampled_from(["user", "assistant", "system"])
 
 @given(st.lists(st.tuples(ROLES, st.lists(st.text("xy", max_size=2), max_size=2)), min_size=1, max_size=6))
 def test_turns_of_one_role_are_one_message(turns: list[tuple[Any, list[str]]]) -> None:
-    messages = [InputMessage(role, [{"type": "text", "text": text} for text in texts]) for role, texts in turns]
+    messages = [{"role": role, "content": [{"type": "text", "text": text} for text in texts]} for role, texts in turns]
+    body = CountTokensRequest.model_validate({"messages": messages})
     if not any(texts for _, texts in turns):
         with pytest.raises(InvalidRequest):
-            conversation(CountTokensRequest(messages=messages), [])
+            conversation(body, [])
         return
-    joined = conversation(CountTokensRequest(messages=messages), [])
+    joined = conversation(body, [])
     roles = [message["role"] for message in joined]
     assert all(left != right for left, right in itertools.pairwise(roles))
     said = "".join(text for _, texts in turns for text in texts)

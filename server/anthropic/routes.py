@@ -1,0 +1,209 @@
+"""POST /v1/messages and /v1/messages/count_tokens."""
+
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+
+import msgspec
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from engine.outputs import OutputBatch, RequestOutput
+from server.answers.delta import DeltaMessage
+from server.anthropic.conversion import chat_of, tool_use_id
+from server.anthropic.models import (
+    ContentBlock,
+    CountTokensRequest,
+    Delta,
+    Event,
+    Message,
+    MessagesRequest,
+    MessageTokensCount,
+    MessageUsage,
+    Stop,
+)
+from server.bodies import BodyRoute, ParsedRequest
+from server.chat import Answers, render, start_chat
+from server.convert.tool_input import tool_input
+from server.disconnect import until_disconnect
+from server.documented import streamed
+from server.errors import anthropic_error, error_statuses
+from server.generation import Generation
+from server.serving import ServingOf
+from server.sse import EventStream, named_event
+
+router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+
+
+@router.post("/v1/messages", response_model=Message, responses=streamed(Event))
+async def create_message(body: MessagesRequest, request: ParsedRequest, serving: ServingOf) -> Response:
+    """Answer a chat, in Anthropic's form."""
+    generation, answers = await request.prepare(lambda: start_chat(serving, chat_of(body, serving.config), "msg_"))
+    request.ignored_fields += generation.passed_over
+    writer = MessageWriter(generation, answers, body)
+    if body.stream:
+        return MessageStream(generation.run(), writer, keep_alive=serving.config.sse_keep_alive_interval)
+    content = await until_disconnect(request.receive, writer.whole())
+    return Response(content, media_type="application/json")
+
+
+@router.post("/v1/messages/count_tokens", response_model=MessageTokensCount)
+async def count_tokens(body: CountTokensRequest, request: ParsedRequest, serving: ServingOf) -> Response:
+    """Count the tokens of a chat's prompt, in Anthropic's form."""
+
+    async def count() -> MessageTokensCount:
+        chat = chat_of(body, serving.config)
+        rendered = await render(serving, chat)
+        request.ignored_fields += chat.passed_over
+        return {"input_tokens": len(rendered.token_ids)}
+
+    return await request.answer(count)
+
+
+class MessageStream(EventStream):
+    comment = named_event("ping", b'{"type":"ping"}')
+
+
+class MessageWriter:
+    """One answer, whole or as events, which are made of the same blocks."""
+
+    def __init__(self, generation: Generation, answers: Answers, body: MessagesRequest) -> None:
+        self.generation = generation
+        self.answers = answers
+        self.body = body
+        self.blocks = Blocks()
+        self.with_thinking = getattr(body.thinking, "display", None) != "omitted"
+        self._stop: Stop = {"stop_reason": None, "stop_sequence": None}
+
+    async def whole(self) -> bytes:
+        async with aclosing(self.generation.run()) as batches:
+            async for batch in batches:
+                self._add(batch)
+        return msgspec.json.encode(self._message(self.blocks.content))
+
+    def events(self, batch: OutputBatch) -> bytes:
+        return b"".join(map(_encoded, self._add(batch)))
+
+    def end(self) -> bytes:
+        return _encoded({"type": "message_stop"})
+
+    def error(self, error: Exception) -> bytes:
+        return named_event("error", anthropic_error(error))
+
+    def _add(self, batch: OutputBatch) -> list[Event]:
+        events: list[Event] = []
+        for index, output in batch:
+            is_first = self.generation.latest[index] is None
+            self.generation.latest[index] = output
+            if is_first:
+                events.append({"type": "message_start", "message": self._message([])})
+            delta = self.answers.delta(index, output)
+            if not self.with_thinking:
+                delta.reasoning = ""
+            events += self.blocks.add(delta)
+            if output.finish_reason is not None:
+                self._stop = self._stop_of(output, output.finish_reason)
+                events += self.blocks.close()
+                events.append({"type": "message_delta", "delta": self._stop, "usage": self._usage()})
+        return events
+
+    def _stop_of(self, output: RequestOutput, reason: str) -> Stop:
+        """Why the answer ends with `output`."""
+        if isinstance(output.stop_reason, str) and output.stop_reason in (self.body.stop_sequences or ()):
+            return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
+        reason = self.answers.finish_reason(0, reason)
+        if reason == "length" and self.generation.prompts[0].params.max_tokens != self.body.max_tokens:
+            return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
+        if reason in ("length", "timeout"):
+            return {"stop_reason": "max_tokens", "stop_sequence": None}
+        return {"stop_reason": "tool_use" if reason == "tool_calls" else "end_turn", "stop_sequence": None}
+
+    def _message(self, content: list[ContentBlock]) -> Message:
+        return {
+            "id": self.generation.id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.generation.serving.model.id,
+            "content": content,
+            **self._stop,
+            "usage": self._usage(),
+        }
+
+    def _usage(self) -> MessageUsage:
+        cached = self.generation.num_cached_tokens
+        return {
+            "input_tokens": self.generation.num_prompt_tokens - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": self.generation.num_output_tokens,
+        }
+
+
+class Blocks:
+    """The content of one answer, block after block, and the events that build it up."""
+
+    def __init__(self) -> None:
+        self.content: list[ContentBlock] = []
+        """Blocks that are closed."""
+        self._open: ContentBlock | None = None
+        """As it began."""
+        self._texts: list[str] = []
+        """What came since."""
+
+    def add(self, delta: DeltaMessage) -> list[Event]:
+        events: list[Event] = []
+        for block, text in _pieces(delta):
+            if block is not None and (block["type"] == "tool_use" or not self._is_open(block["type"])):
+                events += self.close()
+                self._open, self._texts = block, []
+                events.append({"type": "content_block_start", "index": len(self.content), "content_block": block})
+            if text and self._open is not None:
+                self._texts.append(text)
+                piece = _DELTAS[self._open["type"]](text)
+                events.append({"type": "content_block_delta", "index": len(self.content), "delta": piece})
+        return events
+
+    def close(self) -> list[Event]:
+        if self._open is None:
+            return []
+        self.content.append(_filled(self._open, "".join(self._texts)))
+        self._open = None
+        return [{"type": "content_block_stop", "index": len(self.content) - 1}]
+
+    def _is_open(self, kind: str) -> bool:
+        return self._open is not None and self._open["type"] == kind
+
+
+def _pieces(delta: DeltaMessage) -> Iterator[tuple[ContentBlock | None, str]]:
+    """Texts in order, each with the block that it begins unless one of its kind is open; None: with the open one.
+
+    What goes on with a call comes first, since nothing may stand within one.
+    """
+    for call in delta.tool_calls[:1]:
+        if call.name is None:
+            yield None, call.arguments
+    if delta.reasoning:
+        yield {"type": "thinking", "thinking": "", "signature": ""}, delta.reasoning
+    if delta.content:
+        yield {"type": "text", "text": ""}, delta.content
+    for call in delta.tool_calls:
+        if call.name is not None:
+            yield {"type": "tool_use", "id": tool_use_id(call.id or ""), "name": call.name, "input": {}}, call.arguments
+
+
+_DELTAS: dict[str, Callable[[str], Delta]] = {
+    "text": lambda text: {"type": "text_delta", "text": text},
+    "thinking": lambda text: {"type": "thinking_delta", "thinking": text},
+    "tool_use": lambda text: {"type": "input_json_delta", "partial_json": text},
+}
+
+
+def _filled(block: ContentBlock, text: str) -> ContentBlock:
+    if block["type"] == "tool_use":
+        return {**block, "input": tool_input(text)}
+    if block["type"] == "thinking":
+        return {**block, "thinking": text}
+    return {**block, "text": text}
+
+
+def _encoded(event: Event) -> bytes:
+    return named_event(event["type"], msgspec.json.encode(event))
