@@ -26,9 +26,7 @@ from server.middleware import Admission, Paths, RequestMiddleware
 from server.openai import chat, completions, embeddings
 from server.openai.responses import routes as responses
 from server.openai.responses.store import ResponseStore
-from server.operation import Operation, routes_of
 from server.page import PageFiles
-from server.route_table import operations
 from server.serving import Serving
 from server.version import version
 
@@ -48,8 +46,6 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
     app.state.serving = serving
     app.state.responses = ResponseStore(config)
     app.router.routes += [route for router in ROUTERS for route in router.routes]  # `include_router` wraps each route
-    described = operations(config)
-    app.router.routes += routes_of(described)
     if config.page:
         app.mount("/page", PageFiles())
     routes = [route for route in app.router.routes if isinstance(route, Route)]
@@ -65,7 +61,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
 
     for kind in (HTTPException, RequestError, RequestValidationError):
         app.add_exception_handler(kind, answer_error)
-    app.openapi = functools.partial(_openapi, app, app.openapi, described)  # type: ignore[method-assign]
+    app.openapi = functools.partial(_openapi, app, app.openapi)  # type: ignore[method-assign]
     app.add_middleware(
         RequestMiddleware,
         serving=serving,
@@ -86,13 +82,10 @@ def _wrong_method(request: Request, routes: list[Route]) -> HTTPException | None
     return HTTPException(405, headers={"allow": ", ".join(sorted(methods))})
 
 
-def _openapi(app: FastAPI, generate: Callable[[], dict[str, Any]], described: list[Operation]) -> dict[str, Any]:
-    """FastAPI's document with the routes that are not FastAPI's yet."""
+def _openapi(app: FastAPI, generate: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """FastAPI's document, with what is streamed."""
     if app.openapi_schema is None:
-        from server.openapi.document import openapi_document  # a start-up needs none of it
-
-        document, others = generate(), openapi_document(described, app.state.serving)
-        document["paths"] |= others["paths"]
-        document["components"]["schemas"] |= others["components"]["schemas"] | DEFINITIONS
+        document = generate()
+        document["components"]["schemas"] |= DEFINITIONS
         app.openapi_schema = document
     return app.openapi_schema

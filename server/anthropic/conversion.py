@@ -13,11 +13,9 @@ from configs.sampling import StructuredOutput
 from configs.settings import ServerConfig
 from server.anthropic.models import CountTokensRequest, MessagesRequest
 from server.chat import Chat
-from server.convert.tool_input import arguments_in_history
-from server.convert.tool_results import result_text
-from server.convert.tools import offered
 from server.sampling import check_stop
 from server.structured import json_schema
+from server.tools import arguments_in_history, offered, result_text
 
 
 def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:

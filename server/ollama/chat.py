@@ -15,8 +15,6 @@ from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.answers.delta import Answer, DeltaMessage, ToolCall
 from server.bodies import BodyRoute, ParsedRequest
 from server.chat import Answers, start_chat
-from server.convert.shortening import DROPPED, without_oldest
-from server.convert.tool_input import tool_input
 from server.disconnect import until_disconnect
 from server.documented import LINES, streamed
 from server.errors import OllamaError, error_statuses, ollama_error
@@ -35,8 +33,10 @@ from server.ollama.requests import (
     without_beginning,
 )
 from server.serving import Serving, ServingOf
+from server.shortening import DROPPED, without_oldest
 from server.sse import EventStream
 from server.structured import STRICT
+from server.tools import tool_input
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses(form=OllamaError))
 

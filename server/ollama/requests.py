@@ -13,8 +13,6 @@ from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams, StructuredOutput
 from server.bodies import Hint, ModelRequest, RequestBody, Unsupported
 from server.chat import Chat, render
-from server.convert.shortening import encode_part, room_for_prompt
-from server.convert.tools import offered, tool_of
 from server.field_names import naming
 from server.generation import Prompt
 from server.openai.base import Timeout
@@ -31,7 +29,9 @@ from server.sampling import (
     sampling_params,
 )
 from server.serving import Serving
+from server.shortening import encode_part, room_for_prompt
 from server.structured import STRICT, json_schema
+from server.tools import as_given, offered
 
 SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
 """Options that mean the same in `SamplingParams`."""
@@ -187,7 +187,7 @@ def chat_of(body: OllamaChatRequest, serving: Serving) -> Chat:
     tools: Any = body.tools
     return Chat(
         messages=messages,
-        tools=offered(tools, tool_of, passed_over),
+        tools=offered(tools, as_given, passed_over),
         passed_over=passed_over,
         sampling=sampling_of(body, serving),
         template_kwargs={

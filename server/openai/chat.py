@@ -15,7 +15,6 @@ from engine.outputs import CompletionOutput, RequestOutput
 from server.answers.delta import DeltaToolCall
 from server.bodies import BodyRoute, ParsedRequest, Unsupported
 from server.chat import Answers, Chat, start_chat
-from server.convert.tools import offered, tool_choice, tool_of
 from server.documented import streamed
 from server.errors import error_statuses
 from server.field_names import naming
@@ -25,6 +24,7 @@ from server.openai.base import AnswerHead, GenerationRequest, OpenAIWriter, Stop
 from server.openai.messages import Function, FunctionName, Messages, Tool, ToolChoice, template_messages
 from server.sampling import NumLogprobs, beam_length_penalty
 from server.serving import ServingOf
+from server.tools import as_given, offered, tool_choice
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
 
@@ -197,7 +197,7 @@ def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[str, list[dict[st
         named = {"type": "function", "function": named}
     with naming({"tools": "functions", "tool_choice": "function_call"} if functions or named else {}):
         given: Any = body.tools or functions
-        tools = offered(given, tool_of, passed_over, where="functions" if functions else "tools")
+        tools = offered(given, as_given, passed_over, where="functions" if functions else "tools")
         choice: Any = body.tool_choice or named
         return tool_choice(choice, tools)
 

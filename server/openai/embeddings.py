@@ -15,7 +15,6 @@ from typing_extensions import TypedDict
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
 from server.bodies import BodyRoute, ParsedRequest, Unsupported, one_of
-from server.convert.shortening import context_size, encode_part
 from server.disconnect import until_disconnect
 from server.errors import error_statuses
 from server.field_names import naming
@@ -24,6 +23,7 @@ from server.openai.base import ScheduledRequest
 from server.openai.completions import TextsOrIds, prompt_list
 from server.sampling import TruncateTo, truncated
 from server.serving import Serving, ServingOf, own_cache_salt
+from server.shortening import context_size, encode_part
 from server.structured import STRICT
 from server.tokenization import ChatPromptFields, check_chat_fields, rendered_chat
 from server.vectors import cosines, filled, shaped

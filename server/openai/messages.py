@@ -5,10 +5,9 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
-from server.convert.tool_input import arguments_in_history
-from server.convert.tool_results import result_text
 from server.sampling import Text
 from server.structured import STRICT
+from server.tools import arguments_in_history, result_text
 
 
 @STRICT

@@ -13,7 +13,6 @@ import pytest
 from configs.settings import ServerConfig
 from server import bodies
 from server.openai.completions import CompletionRequest
-from server.parsing import BodyParser
 from tests.server.conftest import running_server
 from tests.server.fake_engine import FakeEngine
 
@@ -51,16 +50,11 @@ async def test_nothing_of_a_large_body_is_done_on_the_event_loop(
     client: httpx.AsyncClient, engine: FakeEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the parser, converters and the template take, others do not wait for."""
-    decode, validate = BodyParser.decode, bodies.validate
-
-    def slow(self: Any, data: bytes) -> Any:
-        time.sleep(1)
-        return decode(self, data)
+    validate = bodies.validate
 
     def slow_validation(*args: Any) -> None:
         time.sleep(1)
 
-    monkeypatch.setattr(BodyParser, "decode", slow)
     monkeypatch.setattr(bodies, "validate", lambda data, body_type: time.sleep(1) or validate(data, body_type))
     monkeypatch.setattr(engine, "validate", slow_validation)
     answer = asyncio.create_task(client.post(path, json=PATHS[path]))

@@ -10,14 +10,12 @@ from configs.errors import InvalidRequest, shown
 from configs.sampling import StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat
-from server.convert.tool_input import arguments_in_history, json_text
-from server.convert.tool_results import result_text
-from server.convert.tools import flat_name, offered, tool_choice
 from server.generation import Generation
 from server.openai.responses.events import ResponseObject
 from server.openai.responses.models import InputItem, Item, ResponsesRequest, item_kind, new_id
 from server.sampling import given_fields
 from server.structured import json_schema, structured_outputs
+from server.tools import arguments_in_history, flat_name, json_text, offered, result_text, tool_choice
 
 _LOGPROBS = "message.output_text.logprobs"
 _FIELD_NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}

@@ -1,1 +1,0 @@
-"""One converter per protocol: from the fields of a body to what the engine takes."""
