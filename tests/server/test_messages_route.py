@@ -240,7 +240,7 @@ CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
         (
             "user",
             {"type": "image", "source": {}},
-            "messages[0].content[1]: block_type must be one of",
+            "messages[0].content[1]: type 'image' is not supported",
         ),
         ("user", {"type": "document", "source": {}}, "'document'"),
         ("user", CALL, "hold no tool_use"),
