@@ -188,6 +188,24 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return msgspec.structs.replace(self, n=1, seed=seed)
 
 
+class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the likeliest outputs of a prompt are searched for. Out-of-range values raise `InvalidRequest`."""
+
+    beam_width: int
+    """Sequences that are followed, and given."""
+    max_tokens: int
+    """Most tokens of each."""
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+    """A sequence's score is the sum of its log-probabilities over length ** length_penalty."""
+
+    def __post_init__(self) -> None:
+        most = MAX_LOGPROBS // 2
+        _check("beam_width", 1 <= self.beam_width <= most, self.beam_width, f"between 1 and {most}")
+        _check("max_tokens", self.max_tokens >= 1, self.max_tokens, "at least 1")
+        _check("length_penalty", abs(self.length_penalty) <= 10, self.length_penalty, "between -10 and 10")
+
+
 def _check(param: str, ok: bool, value: object, wanted: str) -> None:
     if not ok:
         raise InvalidRequest(f"{param} must be {wanted}; got {_REPR.repr(value)}", param=param)

@@ -17,7 +17,7 @@ from .async_inputs import AsyncInputs
 from .beam_search import beam_search
 from .core_client import CORE
 from .input_processor import InputProcessor
-from .messages import AbortRequests, AddRequest, CoreReady, Snapshot, StepStats, TokenLogprobs, TokenOutput
+from .messages import AbortRequests, AddRequest, Snapshot, StepStats, TokenLogprobs, TokenOutput
 from .observer import Observer
 from .output_mailbox import Mailbox
 from .output_processor import OutputProcessor
@@ -28,13 +28,16 @@ from .text.detokenizer import Detokenizer
 _GRACE = 0.5
 """Seconds behind a deadline after which a request ends though the core has not said so."""
 
+_CHOICES_AT_ONCE = 64
+"""Of a request, which are begun or read before others get their turn."""
+
 
 class AsyncEngine(AsyncInputs):
     """Many requests at once, each an async generator over one mailbox; one core process, which is replaced when it
     ends if `supervision` says so. What runs then fails; everything on this side goes on."""
 
     def __init__(self, supervisor: Supervisor, inputs: InputProcessor, waiting_room: WaitingRoom) -> None:
-        super().__init__(inputs)
+        super().__init__(inputs, lambda: supervisor.info)
         self._supervisor = supervisor
         self._waiting_room = waiting_room
         self._waiting_for_core = waiting_room.another()
@@ -70,11 +73,6 @@ class AsyncEngine(AsyncInputs):
             raise
         by_priority = config.scheduling_policy == "priority"
         return cls(supervisor, inputs, WaitingRoom(max_queued_requests, max_queued_tokens, by_priority=by_priority))
-
-    @property
-    def info(self) -> CoreReady:
-        """What the running core, or else the latest one, has loaded."""
-        return self._supervisor.info
 
     @property
     def is_dead(self) -> bool:
@@ -160,6 +158,8 @@ class AsyncEngine(AsyncInputs):
         timer = None if deadline is None else self._call_behind(deadline, mailbox, running)
         try:
             for index, (token_ids, params) in enumerate(choices):
+                if index % _CHOICES_AT_ONCE == _CHOICES_AT_ONCE - 1:
+                    await asyncio.sleep(0)
                 request = self._request(f"{request_id}-{index}", token_ids, params, priority, cache_salt, deadline)
                 processor = OutputProcessor(self.tokenizer, token_ids, params)
                 running[request.request_id] = (index, processor, self.observer.began(request))
@@ -169,7 +169,9 @@ class AsyncEngine(AsyncInputs):
             while running:
                 await mailbox.filled()
                 batch = []
-                for tokens in mailbox.take():
+                for count, tokens in enumerate(mailbox.take(), start=1):
+                    if count % _CHOICES_AT_ONCE == 0:
+                        await asyncio.sleep(0)
                     index, processor, begun = running[tokens.request_id]
                     output = processor.process(tokens)
                     if tokens.request_id in waiting:
@@ -266,7 +268,10 @@ class AsyncEngine(AsyncInputs):
         for index, beam in enumerate(beams):
             reason = "stop" if beam.ended else "length"
             text = Detokenizer(self.tokenizer, prompt_token_ids, params).push(beam.token_ids, reason).text
-            outputs.append(CompletionOutput(index, text, beam.token_ids, finish_reason=reason))
+            logprob = beam.sum_logprobs
+            outputs.append(
+                CompletionOutput(index, text, beam.token_ids, finish_reason=reason, cumulative_logprob=logprob)
+            )
         return outputs
 
     async def shutdown(self) -> None:

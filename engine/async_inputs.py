@@ -26,14 +26,15 @@ _THREADS = 5
 class AsyncInputs:
     """May be used from several event loops."""
 
-    def __init__(self, inputs: InputProcessor) -> None:
+    def __init__(self, inputs: InputProcessor, info: Callable[[], CoreReady]) -> None:
         self._inputs = inputs
+        self._info = info
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="octavo-text")
 
     @property
     def info(self) -> CoreReady:
-        """What the core has loaded."""
-        raise NotImplementedError
+        """What the running core, or else the latest one, has loaded."""
+        return self._info()
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -33,7 +33,7 @@ class RenderedChat(NamedTuple):
 
 
 class InputProcessor:
-    """The text side of a checkpoint. May be used from any thread. Shared by the server's engine and by `LLM`."""
+    """The text side of a checkpoint. May be used from any thread."""
 
     def __init__(self, config: EngineConfig) -> None:
         """Raises `UsageError` for a checkpoint or chat template that cannot be used."""
@@ -59,11 +59,6 @@ class InputProcessor:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens)
-
-    def render_chat(self, messages: Sequence[dict[str, Any]], /, **kwargs: Any) -> RenderedChat:
-        """See `render`; the text and its token ids."""
-        text = self.render(messages, **kwargs)
-        return RenderedChat(text, self.tokenizer.encode(text, False))
 
     def render(
         self, messages: Sequence[dict[str, Any]], /, *, chat_template: str | None = None, **template_kwargs: Any

@@ -1,23 +1,41 @@
-"""`LLM`: the engine for scripts, in this process and without a server."""
+"""`LLM`: the engine for scripts. What the server asks of `AsyncEngine`, without an event loop of the caller's."""
 
+import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, cast
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from queue import SimpleQueue
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
-from configs.errors import RequestError, RequestFailed, SettingsError
-from configs.sampling import SamplingParams
+from configs.errors import EngineDead, RequestError, SettingsError
+from configs.sampling import BeamSearchParams, SamplingParams
 from configs.settings import EngineConfig
 from configs.sources import did_you_mean, resolve
 
-from .core import EngineCore
-from .input_processor import InputProcessor
-from .messages import AddRequest, TokenOutput
-from .output_processor import OutputProcessor
-from .outputs import CompletedRequest, CompletionOutput
+from .async_engine import AsyncEngine
+from .outputs import CompletedRequest, CompletionOutput, OutputBatch
 
 Prompt = str | Sequence[int]
+Result = TypeVar("Result")
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keywords of all that runs requests, which hold for each of the call's prompts."""
+
+    priority: int
+    """Lower runs first under the scheduling policy `priority`."""
+    timeout: float
+    """Seconds after which a request ends as it is, with finish reason `timeout`; without a part that would be of use,
+    `DeadlinePassed` is raised."""
+    cache_salt: str
+    """Requests share cached prefixes only with equal salts."""
 
 
 class LLM:
@@ -27,7 +45,9 @@ class LLM:
         [request] = llm.generate("Once upon a time", SamplingParams(max_tokens=32))
         print(request.outputs[0].text)
 
-    The keywords are the fields of `EngineConfig`. Raises `UsageError` when they do not fit the checkpoint.
+    The keywords are the fields of `EngineConfig`. Raises `UsageError` when they do not fit the checkpoint. The model is
+    in a process of its own, which ends with `close`, with the object or with the script. Methods may be called from any
+    thread. They raise `InvalidRequest` before anything runs, and `EngineDead` when that process has ended.
     """
 
     def __init__(self, model: str = "smollm2", **settings: Any) -> None:
@@ -36,133 +56,221 @@ class LLM:
             if name not in known:
                 raise SettingsError(f"unknown setting {name}{did_you_mean(name, known)}")
         config = resolve(EngineConfig, flags={"model": model, **settings})
-        self._inputs = InputProcessor(config)
-        self._core = EngineCore(config)
+        self._loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=self._loop.run_forever, name="octavo-llm", daemon=True)
+        thread.start()
+        try:
+            self._engine = self._run(AsyncEngine.start(config))
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            raise
+        self.close = weakref.finalize(self, _close, self._engine, self._loop, thread)
+        """End the engine."""
         self._request_ids = map(str, itertools.count())
-        self.info = self._core.ready
-        self.tokenizer = self._inputs.tokenizer
-        self.default_sampling = self._inputs.default_sampling
+        self.info = self._engine.info
+        self.tokenizer = self._engine.tokenizer
+        self.default_sampling = self._engine.default_sampling
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[CompletedRequest]:
         """Complete every prompt, a text or token ids, each with its own parameters or all with the same.
 
-        Results are in the order of the prompts. Without parameters, the checkpoint's own apply. Raises
-        `InvalidRequest` before anything runs; a request that fails later has finish reason `error`.
+        Results are in the order of the prompts. Without parameters, the checkpoint's own apply. A request that fails
+        has finish reason `error`.
         """
-        requests = self._requests(prompts)
-        return self._run(requests, self._params_of_each(sampling_params, len(requests)))
+        return self._complete(self._run(self._encoded(prompts)), sampling_params, options)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Iterator[CompletedRequest]:
+        """As `generate`, but gives a request whenever it has got more, until all are finished.
+
+            for request in llm.stream("Once upon a time"):
+                print(request.outputs[0].delta, end="", flush=True)
+
+        It is the same object each time, with all that has come until then. Closing the iterator ends what still runs.
+        """
+        return self._stream(self._run(self._encoded(prompts)), sampling_params, options)
 
     def chat(
         self,
         messages: Sequence[Any],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **template_kwargs: Any,
+        **keywords: Any,
     ) -> list[CompletedRequest]:
-        """Answer one chat (a list of messages) or several (a list of such lists)."""
-        chats = [messages] if isinstance(messages[0], Mapping) else messages
-        rendered = [self._inputs.render_chat(chat, **template_kwargs) for chat in chats]
-        requests = [CompletedRequest(text, token_ids, []) for text, token_ids in rendered]
-        return self._run(requests, self._params_of_each(sampling_params, len(requests)))
+        """Answer one chat (a list of messages) or several (a list of such lists). Keywords that are not those of
+        `RequestOptions` are for the chat template."""
+        options = _taken_options(keywords)
+        return self._complete(self._run(self._rendered(messages, keywords)), sampling_params, options)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **keywords: Any,
+    ) -> Iterator[CompletedRequest]:
+        """As `chat`, given as `stream` does."""
+        options = _taken_options(keywords)
+        return self._stream(self._run(self._rendered(messages, keywords)), sampling_params, options)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, **options: Unpack[RequestOptions]
+    ) -> list[CompletedRequest]:
+        """The `params.beam_width` likeliest outputs of each prompt, best first."""
+        requests = self._run(self._encoded(prompts))
+        sampling = SamplingParams(n=params.beam_width, max_tokens=params.max_tokens, ignore_eos=params.ignore_eos)
+        self._validate(requests, [sampling] * len(requests))
+
+        async def search(request: CompletedRequest) -> None:
+            request.outputs = await self._engine.beam_search(
+                request.prompt_token_ids,
+                sampling,
+                length_penalty=params.length_penalty,
+                request_id=next(self._request_ids),
+                **_engine_options(options),
+            )
+
+        self._run(_all(map(search, requests)))
+        return requests
 
     def embed(
-        self, prompts: Prompt | Sequence[Prompt], pooling: Literal["last", "mean"] | None = None
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling: Literal["last", "mean"] | None = None,
+        **options: Unpack[RequestOptions],
     ) -> list[list[float]]:
         """The final hidden state of each prompt's last token, or the mean over its tokens; not scaled to length 1.
-        Without `pooling`, the checkpoint says which.
-
-        Raises `InvalidRequest` before anything runs, and `RequestFailed` when one of them fails later.
+        Without `pooling`, the checkpoint says which. Raises `RequestFailed` when one of them fails.
         """
-        requests = self._requests(prompts)
-        params = SamplingParams(max_tokens=0, pooling=pooling or self._inputs.default_pooling)
-        embeddings = []
-        for request in self._run(requests, [params] * len(requests)):
-            [output] = request.outputs
-            if output.embedding is None:
-                raise RequestFailed(output.error or "")
-            embeddings.append(output.embedding)
-        return embeddings
+        requests = self._run(self._encoded(prompts))
+        pooling = pooling or self._engine.default_pooling
+        self._validate(requests, [SamplingParams(max_tokens=0, pooling=pooling)] * len(requests))
+        token_ids = [request.prompt_token_ids for request in requests]
+        request_id = next(self._request_ids)
+        return self._run(
+            self._engine.embed(token_ids, request_id=request_id, pooling=pooling, **_engine_options(options))
+        )
 
-    def _requests(self, prompts: Prompt | Sequence[Prompt]) -> list[CompletedRequest]:
+    def _complete(self, requests: list[CompletedRequest], *given: Any) -> list[CompletedRequest]:
+        deque(self._stream(requests, *given, whole=True), maxlen=0)
+        return requests
+
+    def _stream(
+        self,
+        requests: list[CompletedRequest],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        options: RequestOptions,
+        *,
+        whole: bool = False,
+    ) -> Iterator[CompletedRequest]:
+        """With `whole`, requests come as rarely as their stop strings allow, which only this side looks for."""
+        of_each = self._params_of_each(requests, params)
+        queue: SimpleQueue[tuple[CompletedRequest, OutputBatch | RequestError] | None] = SimpleQueue()
+
+        async def follow(request: CompletedRequest, each: SamplingParams) -> None:
+            batches = self._engine.generate_many(
+                [(request.prompt_token_ids, each.for_choice(index)) for index in range(each.n)],
+                request_id=next(self._request_ids),
+                interval=sys.maxsize if whole and not each.stop else 1,
+                **_engine_options(options),
+            )
+            try:
+                async with aclosing(batches):
+                    async for batch in batches:
+                        queue.put((request, batch))
+            except EngineDead:
+                raise
+            except RequestError as error:
+                queue.put((request, error))
+
+        def taken() -> Iterator[CompletedRequest]:
+            work = asyncio.run_coroutine_threadsafe(_all(map(follow, requests, of_each)), self._loop)
+            work.add_done_callback(lambda _: queue.put(None))
+            try:
+                while (item := queue.get()) is not None:
+                    request, batch = item
+                    request.extend(batch)
+                    yield request
+                work.result()
+            finally:
+                work.cancel()
+
+        return taken()
+
+    async def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[CompletedRequest]:
         requests = []
         for prompt in _as_list(prompts):
             text = prompt if isinstance(prompt, str) else None
-            token_ids = self._inputs.encode(prompt) if isinstance(prompt, str) else list(prompt)
-            requests.append(CompletedRequest(text, token_ids, []))
+            token_ids = await self._engine.encode(prompt) if isinstance(prompt, str) else list(prompt)
+            requests.append(CompletedRequest(text, token_ids))
         return requests
+
+    async def _rendered(self, messages: Sequence[Any], template_kwargs: dict[str, Any]) -> list[CompletedRequest]:
+        chats = [messages] if isinstance(messages[0], Mapping) else messages
+        rendered = [await self._engine.render_chat(chat, **template_kwargs) for chat in chats]
+        return [CompletedRequest(text, token_ids) for text, token_ids in rendered]
 
     def _params_of_each(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, count: int
+        self, requests: list[CompletedRequest], params: SamplingParams | Sequence[SamplingParams] | None
     ) -> list[SamplingParams]:
+        """Checked; the requests get a place for each choice."""
         if params is None:
             params = SamplingParams(**self.default_sampling)
-        if isinstance(params, SamplingParams):
-            return [params] * count
-        if len(params) != count:
-            raise ValueError(f"{len(params)} sampling parameters for {count} prompts")
-        return list(params)
+        of_each = [params] * len(requests) if isinstance(params, SamplingParams) else list(params)
+        if len(of_each) != len(requests):
+            raise ValueError(f"{len(of_each)} sampling parameters for {len(requests)} prompts")
+        self._validate(requests, of_each)
+        for request, each in zip(requests, of_each, strict=True):
+            request.outputs = [CompletionOutput(index) for index in range(each.n)]
+        return of_each
 
-    def _run(self, requests: list[CompletedRequest], params: list[SamplingParams]) -> list[CompletedRequest]:
+    def _validate(self, requests: list[CompletedRequest], params: list[SamplingParams]) -> None:
         for request, each in zip(requests, params, strict=True):
-            self._inputs.validate(request.prompt_token_ids, each, self.info)
-        running: dict[str, _Choice] = {}
+            self._engine.validate(request.prompt_token_ids, each)
+
+    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of `work` in the engine's thread; an interrupt ends it there too."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            for request, each in zip(requests, params, strict=True):
-                for index in range(each.n):
-                    self._start(request, index, self._inputs.prepare(each).for_choice(index), running)
-            while running:
-                for output in self._core.step():
-                    self._take(output, running)
-        finally:  # an interrupted call leaves nothing behind
-            self._core.abort_requests(list(running))
-        return requests
-
-    def _start(
-        self, request: CompletedRequest, index: int, params: SamplingParams, running: dict[str, "_Choice"]
-    ) -> None:
-        request_id = next(self._request_ids)
-        running[request_id] = _Choice(request, index, OutputProcessor(self.tokenizer, request.prompt_token_ids, params))
-        refusal = self._core.add_request(
-            AddRequest(
-                request_id=request_id,
-                prompt_token_ids=request.prompt_token_ids,
-                sampling_params=params,
-                eos_token_ids=self._inputs.tokenizer.eos_token_ids,
-            )
-        )
-        if refusal is not None:
-            self._take(refusal, running)
-
-    def _take(self, output: TokenOutput, running: dict[str, "_Choice"]) -> None:
-        choice = running[output.request_id]
-        choice.take(output)
-        if choice.completion.finish_reason is not None:
-            del running[output.request_id]
-            if output.finish_reason is None:  # a stop string, of which the core knows nothing
-                self._core.abort_requests([output.request_id])
+            return future.result()
+        finally:
+            future.cancel()
 
 
-class _Choice:
-    """One running choice of a request."""
+async def _all(work: Iterator[Coroutine[Any, Any, None]]) -> None:
+    """Begun in order."""
+    await asyncio.gather(*work)
 
-    def __init__(self, request: CompletedRequest, index: int, processor: OutputProcessor) -> None:
-        self.completion = CompletionOutput(index)
-        self._request = request
-        self._processor = processor
-        request.outputs.append(self.completion)
 
-    def take(self, output: TokenOutput) -> None:
-        try:
-            delta = self._processor.process(output)
-        except RequestError as error:
-            self.completion.finish_reason = "error"
-            self.completion.error = error.message
-            return
-        self.completion.extend(delta)
-        self._request.num_cached_tokens = delta.num_cached_tokens
+def _taken_options(keywords: dict[str, Any]) -> RequestOptions:
+    """Which are not among the keywords any more."""
+    names = keywords.keys() & RequestOptions.__annotations__.keys()
+    return cast(RequestOptions, {name: keywords.pop(name) for name in names})
+
+
+def _engine_options(options: RequestOptions) -> dict[str, Any]:
+    """As `AsyncEngine` takes them."""
+    rest: dict[str, Any] = dict(options)
+    timeout = rest.pop("timeout", None)
+    return rest if timeout is None else {**rest, "deadline": time.monotonic() + timeout}
+
+
+def _close(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    async def end() -> None:
+        await engine.shutdown()
+        loop.stop()
+
+    asyncio.run_coroutine_threadsafe(end(), loop)
+    if threading.current_thread() is not thread:
+        thread.join()
+        loop.close()
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

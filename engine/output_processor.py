@@ -12,8 +12,6 @@ from .text.tokenizer import Tokenizer
 
 
 class OutputProcessor:
-    """Shared by the server's engine and by `LLM`."""
-
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
         self._detokenizer = Detokenizer(tokenizer, prompt_token_ids, params)
         self._num_prompt_tokens = len(prompt_token_ids)

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from configs.errors import RequestError
+
 from .messages import TokenLogprobs
 
 
@@ -46,9 +48,14 @@ class CompletionOutput:
     """Why, when `finish_reason` is error."""
     prompt_logprobs: list[TokenLogprobs] | None = None
     embedding: list[float] | None = None
+    cumulative_logprob: float | None = None
+    """Of all tokens together; of beams only."""
+    delta: str = field(default="", compare=False)
+    """Text that is new since `LLM.stream` gave the request last."""
 
     def extend(self, delta: RequestOutput) -> None:
         self.text += delta.text
+        self.delta = delta.text
         self.token_ids += delta.token_ids
         if delta.logprobs is not None:
             self.logprobs = (self.logprobs or []) + delta.logprobs
@@ -67,5 +74,20 @@ class CompletedRequest:
     prompt: str | None
     """None when token ids were given."""
     prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
+    outputs: list[CompletionOutput] = field(default_factory=list)
     num_cached_tokens: int = 0
+
+    @property
+    def finished(self) -> bool:
+        return all(output.finish_reason is not None for output in self.outputs)
+
+    def extend(self, batch: OutputBatch | RequestError) -> None:
+        """An error ends the choices that still run."""
+        for output in self.outputs:
+            output.delta = ""
+            if isinstance(batch, RequestError) and output.finish_reason is None:
+                output.finish_reason, output.error = "error", batch.message
+        if not isinstance(batch, RequestError):
+            for index, new in batch:
+                self.outputs[index].extend(new)
+                self.num_cached_tokens = new.num_cached_tokens

@@ -39,11 +39,11 @@ def test_the_named_template_that_transformers_takes(
     given = {} if tools is None else {"tools": tools}
     if names == ["tool_use"] and tools is None:
         with pytest.raises(InvalidRequest, match="no chat template"):
-            inputs.render_chat(CHAT)
+            inputs.render(CHAT)
         return
     oracle = AutoTokenizer.from_pretrained(tmp_path)
     expected = oracle.apply_chat_template(CHAT, tools=tools, tokenize=False, add_generation_prompt=True)
-    assert inputs.render_chat(CHAT, **given).text == expected
+    assert inputs.render(CHAT, **given) == expected
 
 
 def byte_level(**others: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def gguf_inputs(path: Path, **metadata: Any) -> InputProcessor:
 def test_named_templates_of_a_gguf_file(tmp_path: Path) -> None:
     templates = {"tokenizer.chat_template": CHAT_TEMPLATE, "tokenizer.chat_template.tool_use": TOOL_USE}
     inputs = gguf_inputs(tmp_path / "m.gguf", **templates)
-    assert inputs.render_chat(CHAT, tools=TOOLS).text == "weather: <tool_call>" + inputs.render_chat(CHAT).text
+    assert inputs.render(CHAT, tools=TOOLS) == "weather: <tool_call>" + inputs.render(CHAT)
     assert inputs.tool_template == TOOL_USE
 
 
@@ -78,7 +78,7 @@ def test_a_malformed_template_refuses_chats_and_nothing_else(tmp_path: Path, tem
         assert inputs.encode("Hello")
         assert inputs.chat_template is None
         with pytest.raises(InvalidRequest, match="the model's chat template cannot be used") as error:
-            inputs.render_chat(CHAT)
+            inputs.render(CHAT)
         assert error.value.status == 400
 
 

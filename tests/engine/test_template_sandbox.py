@@ -304,10 +304,10 @@ def test_what_templates_do_otherwise_is_left_as_it_is(source, text):
 
 def test_templates_of_requests_have_a_size(smollm2_path):
     inputs = InputProcessor(EngineConfig(model=str(smollm2_path)))
-    assert inputs.render_chat(HELLO, chat_template="{{ messages[0].role }}").text == "user"
+    assert inputs.render(HELLO, chat_template="{{ messages[0].role }}") == "user"
     for source in ("x" * (MAX_TEMPLATE + 1), "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}", "{% for %}"):
         with pytest.raises(InvalidRequest) as refused:
-            inputs.render_chat(HELLO, chat_template=source)
+            inputs.render(HELLO, chat_template=source)
         assert refused.value.param == "chat_template"
 
 
