@@ -62,9 +62,9 @@ class LLM:
         try:
             self._engine = self._run(AsyncEngine.start(config))
         except BaseException:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            _close(self._loop, thread)
             raise
-        self.close = weakref.finalize(self, _close, self._engine, self._loop, thread)
+        self.close = weakref.finalize(self, _close, self._loop, thread, self._engine)
         """End the engine."""
         self._request_ids = map(str, itertools.count())
         self.info = self._engine.info
@@ -262,13 +262,16 @@ def _engine_options(options: RequestOptions) -> dict[str, Any]:
     return rest if timeout is None else {**rest, "deadline": time.monotonic() + timeout}
 
 
-def _close(engine: AsyncEngine, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread, engine: AsyncEngine | None = None) -> None:
     async def end() -> None:
-        await engine.shutdown()
-        loop.stop()
+        try:
+            if engine is not None:
+                await engine.shutdown()
+        finally:
+            loop.stop()
 
     asyncio.run_coroutine_threadsafe(end(), loop)
-    if threading.current_thread() is not thread:
+    if threading.current_thread() is not thread:  # where the last reference may have been
         thread.join()
         loop.close()
 
