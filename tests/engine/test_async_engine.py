@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import msgspec
@@ -21,6 +22,7 @@ from engine import core_process
 from engine.async_engine import AsyncEngine
 from engine.core_client import _MESSAGES_AT_ONCE
 from engine.messages import TokenOutput
+from engine.observer import Observer
 from engine.output_processor import OutputProcessor
 from tests.engine.tiny_models import write_tiny
 
@@ -172,6 +174,37 @@ async def test_the_core_without_a_model_answers_every_message(config):
                 await asyncio.sleep(0.01)
     finally:
         await engine.shutdown()
+
+
+async def test_others_get_their_turn_between_the_choices_of_one_request(config):
+    turns, begun, ended = 0, Counter(), Counter()
+
+    class Noting(Observer):
+        def began(self, request):
+            begun[turns] += 1
+
+        def ended(self, *_):
+            ended[turns] += 1
+
+    async def count_turns():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    engine = await AsyncEngine.start(config, core=("engine.bench.stub_core", "1"))
+    engine.observer = Noting()
+    counting = asyncio.create_task(count_turns())
+    await asyncio.sleep(0)
+    try:
+        async for _ in engine.generate_many([([5, 6, 7], GREEDY)] * 1024, request_id="many"):
+            pass
+    finally:
+        counting.cancel()
+        await engine.shutdown()
+    for counts in (begun, ended):
+        assert counts.total() == 1024
+        assert max(counts.values()) <= 64
 
 
 async def test_a_stop_string_ends_the_request_in_the_core_too(engine):
