@@ -284,7 +284,7 @@ def _sentence(detail: ErrorDetails) -> str:
     context = detail.get("ctx", {})
     name = context.get("discriminator", "").strip("'")
     if detail["type"] == "union_tag_not_found":
-        return f"has no valid {name.strip('_()')}"
+        return f"has no valid {'type' if name.endswith('()') else name}"
     if detail["type"] == "union_tag_invalid":
         if name.endswith("()"):  # a function tells the branches apart, by their types in the main
             return f"type {shown(context['tag'])} is not supported"

@@ -148,7 +148,7 @@ def _structured(body: CountTokensRequest) -> StructuredOutput | None:
     if form and body.output_format:
         raise InvalidRequest("output_config.format and output_format exclude each other", param="output_format")
     form = form or body.output_format
-    return json_schema(form.schema_) if form else None
+    return json_schema(form["schema"]) if form else None
 
 
 def _template_kwargs(body: CountTokensRequest, last: dict[str, Any]) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from typing_extensions import TypeAliasType, TypedDict
 
 from configs.settings import MAX_SECONDS
 from server.bodies import Hint, ModelRequest
+from server.structured import CLOSED
 
-_OF_SERVER_TOOLS = r"^(server_tool_use|mcp_tool_use|container_upload|compaction|[a-z_]+_tool_result)$"
+_OF_SERVER_TOOLS = r"^(server_tool_use|mcp_tool_use|container_upload|compaction|.+_tool_result)$"
 """Types of blocks that only Anthropic's own server writes and reads."""
 
 
@@ -134,11 +135,10 @@ class ThinkingConfigDisabled(_Closed):
     type: Literal["disabled"]
 
 
-class OutputFormat(_Closed):
-    model_config = ConfigDict(protected_namespaces=())
-
+@CLOSED
+class OutputFormat(TypedDict):
     type: Literal["json_schema"]
-    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    schema: dict[str, Any]
 
 
 class OutputConfig(_Closed):

@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import time
 from typing import Any
 
 import httpx
@@ -156,8 +157,9 @@ async def test_the_limit_that_ended_the_answer(client: httpx.AsyncClient, engine
     engine.script = lambda prompt, params: "x" * 5000
     whole = await answer(client, max_tokens=3)
     assert (whole["stop_reason"], whole["content"][0]["text"]) == ("max_tokens", "xxx")
-    whole = await answer(client, max_tokens=100_000)
-    assert (whole["stop_reason"], whole["usage"]["output_tokens"]) == ("model_context_window_exceeded", 998)
+    for more in (100_000, 2**63 - 1, 10**30):
+        whole = await answer(client, max_tokens=more)
+        assert (whole["stop_reason"], whole["usage"]["output_tokens"]) == ("model_context_window_exceeded", 998)
 
 
 async def test_a_prompt_is_never_cut(client: httpx.AsyncClient) -> None:
@@ -250,7 +252,7 @@ CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
             {"type": "thinking", "thinking": "x"},
             "messages of role system hold no thinking",
         ),
-        ("user", {"text": "x"}, "messages[0].content[1]: has no valid block_type"),
+        ("user", {"text": "x"}, "messages[0].content[1]: has no valid type"),
         ("user", {"type": "text"}, "messages[0].content[1].text: "),
         ("assistant", {**CALL, "id": 3}, "messages[0].content[1].id: "),
         ("user", {"type": "tool_result", "tool_use_id": "toolu_1"}, "no tool_use has the id 'toolu_1'"),
@@ -304,6 +306,15 @@ async def test_what_asks_for_nothing_passes(client: httpx.AsyncClient) -> None:
     )
     assert response.status_code == 200
     assert response.headers["x-octavo-ignored-fields"] == "unheard_of"
+
+
+def test_many_blocks_are_joined_in_linear_time() -> None:
+    blocks = [{**TEXT, "text": "x" * 200}] * 30_000
+    body = CountTokensRequest.model_validate({"messages": [{"role": "user", "content": blocks}]})
+    start = time.process_time()
+    [message] = conversation(body, [])
+    assert len(message["content"]) == 30_000 * 201 - 1
+    assert time.process_time() - start < 2
 
 
 async def test_a_final_assistant_message_is_continued(client: httpx.AsyncClient, engine: FakeEngine) -> None:

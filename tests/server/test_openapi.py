@@ -30,7 +30,7 @@ QUICK, LONG = 16, 400
 
 BEYOND_A_SCHEMA = re.compile(
     r"needs |must be used with|contradict|exclude|mixes |is empty|empty list|may hold one|knows no |names no "
-    r"|may hold \d+|the context has|at most max_tokens|does not exist|is stored|give text_1|has the id"
+    r"|may hold \d+|context length|at most max_tokens|does not exist|is stored|give text_1|has the id"
     r"|holds one text|a request may have|dimensions must be|is not supported by this|must be (sizes|auto|json)"
     r"|(messages|input)\[\d+\]"
 )
