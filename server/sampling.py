@@ -59,7 +59,13 @@ class SamplingFields(RequestBody):
     """The same, times how often it has them."""
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     """Divides the positive logits of tokens of prompt and output, and multiplies the negative ones."""
-    logit_bias: dict[TokenId, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: (
+        Annotated[
+            dict[TokenId, Annotated[float, Field(ge=-100, le=100)]],
+            Field(json_schema_extra={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,8})$"}}),
+        ]
+        | None
+    ) = None
     """Added to the logits of these token ids."""
     bad_token_ids: tuple[TokenId, ...] | None = None
     """Never chosen."""

@@ -111,6 +111,22 @@ async def test_answers_pass_strict_validation(client: httpx.AsyncClient, engine:
     assert without_names(events[-1]["response"]) == without_names(whole)
 
 
+async def test_tools_come_back_as_they_were_given(client: httpx.AsyncClient) -> None:
+    schema = {"type": "object", "properties": {"x": {"type": "integer", "maximum": 2**70}}}
+    tools = [{**TOOL, "parameters": schema, "unknown": 1}, {"type": "web_search"}]
+    for answer in (await post(client, tools=tools), (await stream(client, tools=tools))[-1]["response"]):
+        assert answer["tools"] == [{**TOOL, "parameters": schema}]
+        assert (await client.get(f"/v1/responses/{answer['id']}")).json() == answer
+
+
+async def test_wrong_parameters_of_a_query_are_named(client: httpx.AsyncClient) -> None:
+    answer = await post(client)
+    for query, param in (("stream=maybe", "stream"), ("starting_after=-2", "starting_after")):
+        refused = await client.get(f"/v1/responses/{answer['id']}?{query}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+    assert (await client.get(f"/v1/responses/{answer['id']}?unknown=1")).json() == answer
+
+
 async def test_events_come_in_order(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     says(engine, f"<think>so</think>yes{CALL}")
     events = await stream(client, tools=[TOOL])

@@ -19,7 +19,7 @@ from server.tools import arguments_in_history, flat_name, json_text, offered, re
 
 _LOGPROBS = "message.output_text.logprobs"
 _FIELD_NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
-"""By the names that errors of a chat and of the engine give them."""
+"""Fields of the request, by the names that errors of a chat and of the engine give them."""
 _ABOUT_ITEMS = {"type", "id", "call_id", "status", "namespace", "caller", "created_by", "agent"}
 """Keys of a call that are no arguments."""
 
@@ -59,7 +59,7 @@ def _head(item: dict[str, Any], kind: str, prefix: str) -> dict[str, Any]:
 
 
 def _parts(message: Any) -> list[dict[str, Any]]:
-    """Of the kind that fits the role."""
+    """The parts of a message, of the kind that fits its role."""
     content = message["content"]
     given = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
     if message["role"] != "assistant":
@@ -113,7 +113,7 @@ def _output(item: Any, where: str, passed_over: list[str]) -> dict[str, Any]:
 
 
 def template_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
-    """As chat templates take them: what the model said between two inputs is one message with its reasoning and calls.
+    """Messages for chat templates: what the model said between two inputs is one, with its reasoning and calls.
 
     Raises `InvalidRequest` for outputs of calls that were never made.
     """
@@ -247,7 +247,7 @@ def _functions(tools: list[dict[str, Any]]) -> Iterator[tuple[str | None, dict[s
 
 
 def _template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """As templates print them: functions alone, with the namespace in their name."""
+    """Tools as templates print them: functions alone, with the namespace in their name."""
     named = ({**function, "name": flat_name(space, function["name"])} for space, function in _functions(tools))
     return [{"type": one.pop("type"), "function": one} for one in named]
 
@@ -259,7 +259,7 @@ def namespaces_of(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
 
 
 def first_response(body: ResponsesRequest, generation: Generation) -> ResponseObject:
-    """As it is before anything has come."""
+    """The response before anything has been generated."""
     params = generation.prompts[0].params
     choice: Any = body.tool_choice or "auto"
     if isinstance(choice, dict) and "function" in choice:  # as /v1/chat/completions has it
@@ -301,5 +301,5 @@ def first_response(body: ResponsesRequest, generation: Generation) -> ResponseOb
 
 
 def _raw(value: Any) -> Any:
-    """As JSON that is encoded once. What clients send may hold integers that msgspec cannot encode."""
+    """JSON that is encoded once. What clients send may hold integers that msgspec cannot encode."""
     return msgspec.Raw(to_json(value, inf_nan_mode="null"))

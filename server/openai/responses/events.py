@@ -141,14 +141,14 @@ class TextEvent(_Event):
     output_index: int
     item_id: str
     content_index: NotRequired[int]
-    """Of texts."""
+    """Texts have one part; calls have none."""
     delta: NotRequired[str]
     text: NotRequired[str]
-    """This, and a call's name and arguments, are in the `done` events."""
+    """A `done` event has the whole text, or a call's name and arguments."""
     name: NotRequired[str]
     arguments: NotRequired[str]
     logprobs: NotRequired[list[TokenLogprob]]
-    """Of output texts."""
+    """Output texts have them, reasoning and calls do not."""
 
 
 class ErrorEvent(_Event):
@@ -158,33 +158,31 @@ class ErrorEvent(_Event):
     param: str | None
 
 
-ResponseStreamEvent = TypeAliasType(
-    "ResponseStreamEvent", ResponseEvent | ItemEvent | PartEvent | TextEvent | ErrorEvent
-)
+StreamEvent = TypeAliasType("StreamEvent", ResponseEvent | ItemEvent | PartEvent | TextEvent | ErrorEvent)
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 _TEXTS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
 _INCOMPLETE: dict[str | None, IncompleteReason] = {"length": "max_output_tokens", "timeout": "timeout"}
-"""By finish reason."""
+"""Why a response is incomplete, by finish reason."""
 
 
 class _OpenItem:
     """An item to which more may come."""
 
     def __init__(self, kind: str, index: int, **fields: Any) -> None:
-        """`index` is its place in the output; a call's `fields` are known from the beginning."""
+        """`index` is the item's place in the output; `fields` are those that a call has from the beginning."""
         self.kind = kind
         self.is_call = kind == "function_call"
         self.fields = {"id": new_id(_PREFIXES[kind]), **fields}
         self.pieces: list[str] = []
         self.logprobs: list[msgspec.Raw] = []
-        """JSON of each token's, so that long answers are not encoded over and over."""
+        """JSON of each token's log-probabilities, so that the events of a long answer do not encode them again."""
         self.within: dict[str, Any] = {"output_index": index, "item_id": self.fields["id"]}
-        """What events within the item say besides."""
+        """Fields of all events within the item."""
         if not self.is_call:
             self.within["content_index"] = 0
 
     def text(self) -> dict[str, Any]:
-        """As its last text event says it."""
+        """Fields that say what the item holds, as in its last text event."""
         text = "".join(self.pieces)
         if self.is_call:
             return {"name": self.fields["name"], "arguments": text}
@@ -214,10 +212,10 @@ class ResponseWriter:
         *,
         with_events: bool,
     ) -> None:
-        """`namespaces`: namespace and name of the functions that have one, by the names that the model has for them."""
+        """`namespaces` has the namespace and the name of functions by the names that the model has for them."""
         self.generation = generation
         self.response = response
-        """But for the item that is open."""
+        """The response as it is now, without the item that is open."""
         self.has_begun = False
         self.whole = b""
         """JSON of the response, once it is over."""
@@ -232,7 +230,7 @@ class ResponseWriter:
         self._num_undecided = 0
         """Tokens whose text means nothing yet, such as half a marker."""
         self._undecided: list[TokenLogprob] = []
-        """Their logprobs."""
+        """Log-probabilities of these tokens."""
         self._num_reasoning = 0
 
     def events(self, batch: OutputBatch) -> bytes:
@@ -364,7 +362,7 @@ class ResponseWriter:
         self.response["output"].append(finished)
 
     def _finish(self, incomplete: IncompleteReason | None) -> None:
-        """`incomplete`: why, if it is."""
+        """End the response; `incomplete` is the reason where its answer was cut."""
         if self._open is None:
             self._item("message")
         elif self._open.kind == "reasoning":

@@ -1,4 +1,4 @@
-"""The Responses API in types: items, tools, the request, the response, and the events of a stream."""
+"""The Responses API in types: items, tools and the request."""
 
 import uuid
 from typing import Annotated, Any, Literal, NotRequired, get_args
@@ -54,7 +54,7 @@ class ReasoningPart(TypedDict):
 
 class _Item(TypedDict):
     id: NotRequired[str | None]
-    """This and the status are null, or left out, only in what clients send."""
+    """Null, or left out, only in what clients send; the status too."""
     status: NotRequired[Status | None]
 
 
@@ -84,11 +84,11 @@ class FunctionCallItem(_Item):
     """Names the call in its output."""
     name: str
     namespace: NotRequired[str | None]
-    """Of the function, where it is in one."""
+    """The namespace that has the function."""
     arguments: NotRequired[Any]
     """JSON of an object, or whatever a model wrote."""
     input: NotRequired[Any]
-    """Of a custom tool."""
+    """A custom tool has this instead of arguments."""
 
 
 @STRICT
@@ -107,7 +107,7 @@ class CallOutput(TypedDict):
     type: Annotated[str, Field(pattern="_output$")]
     id: NotRequired[str | None]
     call_id: NotRequired[str | None]
-    """Of the call. Without it, the call is the one that has the same id."""
+    """Names the call; without it, the call is the one with this item's id."""
     output: Any
     """A text, or parts. Parts that are no text leave a word in their place."""
 
@@ -239,7 +239,7 @@ class ReasoningOptions(TypedDict):
     summary: NotRequired[Literal["auto", "concise", "detailed"] | None]
     """Nothing here summarises, so this gives none: the reasoning itself is in the answer."""
     generate_summary: NotRequired[Literal["auto", "concise", "detailed"] | None]
-    """The older name."""
+    """The older name of `summary`."""
     context: NotRequired[Literal["auto"] | None]
     mode: NotRequired[Literal["standard"] | None]
 

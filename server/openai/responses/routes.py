@@ -16,7 +16,7 @@ from server.disconnect import until_disconnect
 from server.documented import streamed
 from server.errors import error_statuses
 from server.openai.responses.conversion import chat_of, first_response, namespaces_of, read_items
-from server.openai.responses.events import ResponseObject, ResponseStreamEvent, ResponseWriter
+from server.openai.responses.events import ResponseObject, ResponseWriter, StreamEvent
 from server.openai.responses.models import Item, ResponsesRequest
 from server.openai.responses.store import ResponseStore, StoredEvents, StoredResponse
 from server.serving import Serving, ServingOf
@@ -24,7 +24,7 @@ from server.shortening import DROPPED, without_oldest
 from server.sse import EventStream
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
-_EVENTS = streamed(ResponseStreamEvent)
+_EVENTS = streamed(StreamEvent)
 
 
 class InputTokens(TypedDict):

@@ -79,15 +79,15 @@ class StoredResponse:
         """`items`: the request's own, with which `context` ends."""
         self._writer: ResponseWriter | None = writer
         self.response = writer.response
-        """But for the item that is open."""
+        """The response without the item that is open."""
         self.id = self.response["id"]
         self.owner = current_owner()
         self.context = context
-        """What the model answers."""
+        """All items that the model answers."""
         self.num_bytes: int = (previous.num_bytes if previous else 0) + len(msgspec.json.encode(items))
-        """Of JSON, with the context, though several responses may share it."""
+        """Bytes of JSON, those of the context too, though several responses may share it."""
         self.events: StoredEvents | None = None
-        """Of a background response that was asked to stream."""
+        """A background response that was asked to stream has them."""
         self.task: asyncio.Task[None] | None = None
 
     def encoded(self) -> bytes:
@@ -100,7 +100,7 @@ class StoredResponse:
 
     @property
     def conversation(self) -> list[Item]:
-        """Of a response that is over: what the next one begins with."""
+        """All items that a response begins with that continues this one, which is over."""
         return [*self.context, *self.response["output"]]
 
     async def batches(self, writer: ResponseWriter, store: "ResponseStore | None") -> AsyncGenerator[OutputBatch, None]:
@@ -124,7 +124,7 @@ class StoredResponse:
                 store.discard(self)
 
     async def run(self, writer: ResponseWriter, store: "ResponseStore") -> None:
-        """In the background."""
+        """Write the response, and store its events; a background task runs this."""
         events = self.events or StoredEvents([])
         try:
             async with aclosing(self.batches(writer, store)) as batches:
@@ -152,7 +152,7 @@ class ResponseStore:
         self._num_bytes = 0
         self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
         self._items: dict[tuple[str, str], Item] = {}
-        """What the model said."""
+        """Output items of responses that are over."""
 
     def get(self, response_id: str, *, param: str | None = None) -> StoredResponse:
         """Raises `ResponseNotFound`, which names `param`."""
