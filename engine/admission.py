@@ -63,8 +63,7 @@ class WaitingRoom:
 
     @contextlib.contextmanager
     def entered(self, request_id: str, num_tokens: Sequence[int], priority: int) -> Iterator[None]:
-        """Around the wait of a request's choices, with so many tokens each. Raises `QueueFull`."""
-        self.check(len(num_tokens), sum(num_tokens), priority)
+        """Around the wait of a request's choices, with so many tokens each."""
         names = [f"{request_id}-{index}" for index in range(len(num_tokens))]
         for name, size in zip(names, num_tokens, strict=True):
             self.enter(name, size, priority)

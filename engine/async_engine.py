@@ -107,7 +107,8 @@ class AsyncEngine(AsyncInputs):
 
     def check_room(self, num_requests: int, num_tokens: int, priority: int = 0) -> None:
         """Raise `QueueFull` if requests of so many tokens cannot wait for their turn now."""
-        self._waiting_room.check(num_requests, num_tokens, priority)
+        room = self._waiting_room if self._supervisor.is_available else self._waiting_for_core
+        room.check(num_requests, num_tokens, priority)
 
     async def generate(
         self,
@@ -147,11 +148,13 @@ class AsyncEngine(AsyncInputs):
         `QueueFull`, `RequestFailed`, or the `InvalidRequest` with which the core refuses.
         """
         sizes = [len(token_ids) for token_ids, _ in choices]
+        if not has_room:
+            self.check_room(len(choices), sum(sizes), priority)
         if not self._supervisor.is_available:
             with self._waiting_for_core.entered(request_id, sizes, priority):
                 await self._supervisor.wait_available(deadline)
-        if not has_room:
-            self.check_room(len(choices), sum(sizes), priority)
+            if not has_room:
+                self.check_room(len(choices), sum(sizes), priority)
         running: dict[str, tuple[int, OutputProcessor, Any]] = {}
         mailbox = Mailbox(interval)
         waiting = self._waiting_room.places

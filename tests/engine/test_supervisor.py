@@ -127,7 +127,16 @@ async def test_no_more_wait_for_another_core_than_may_wait_for_a_token(config, m
         while engine.health().status == "ok":
             await asyncio.sleep(0.01)
         before = time.process_time()
-        answers = await asyncio.gather(*(ask(engine, ANSWER) for _ in range(2000)), return_exceptions=True)
+        early = [asyncio.create_task(ask(engine, ANSWER)) for _ in range(20)]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFull):
+            engine.check_room(1, 1)
+        let_in = engine.generate_many([([ANSWER], PARAMS)], request_id="let in before", has_room=True)
+        late = asyncio.create_task(anext(let_in))
+        others = await asyncio.gather(*(ask(engine, ANSWER) for _ in range(1980)), return_exceptions=True)
+        answers = others + await asyncio.gather(*early, return_exceptions=True)
+        assert await late
+        await let_in.aclose()
         assert time.process_time() - before < 1.5, "waiting costs CPU time"
         assert answers.count("length") == 20
         refused = [answer for answer in answers if isinstance(answer, QueueFull)]
