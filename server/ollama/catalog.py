@@ -1,7 +1,4 @@
-"""What Ollama's API says of the model: GET /api/tags, /api/ps and /api/version, POST /api/show.
-
-And how it looks after models, of which there is the served one, as it is.
-"""
+"""What Ollama's API says of the model, and how it looks after models, of which there is the served one, as it is."""
 
 import hashlib
 import json
@@ -27,9 +24,8 @@ router = APIRouter(route_class=BodyRoute, responses=error_statuses(form=OllamaEr
 
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this is: clients decide by it what they may ask for."""
-NEVER = "9999-12-31T23:59:59Z"
-FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-BITS = {"F32": 32, "int8": 8, "int4": 4}
+_FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+_BITS = {"F32": 32, "int8": 8, "int4": 4}
 """Of one parameter; 16 for those that are not here."""
 
 
@@ -110,9 +106,9 @@ async def list_models(serving: ServingOf) -> OllamaModels:
 @router.get("/api/ps")
 async def list_running(serving: ServingOf) -> OllamaModels:
     """The loaded model."""
-    model, is_on_gpu = _model(serving, serving.model.id), serving.engine.info.device.startswith("cuda")
-    model["expires_at"] = NEVER
-    model["size_vram"] = model["size"] if is_on_gpu else 0
+    model = _model(serving, serving.model.id)
+    model["expires_at"] = "9999-12-31T23:59:59Z"
+    model["size_vram"] = model["size"] if serving.engine.info.device.startswith("cuda") else 0
     model["context_length"] = serving.model.max_model_len
     return {"models": [model]}
 
@@ -127,18 +123,18 @@ async def show_version() -> OllamaVersion:
 async def show(body: ShowRequest, serving: ServingOf) -> Response:
     """What the model is."""
     serving.check_model(body.model or body.name)
-    details = _details(serving)
+    engine, details = serving.engine, _details(serving)
     shown: ShowResponse = {
         "modelfile": "",
-        "parameters": "\n".join(f"{name} {value}" for name, value in serving.engine.default_sampling.items()),
-        "template": serving.engine.chat_template or "",
+        "parameters": "\n".join(f"{name} {value}" for name, value in engine.default_sampling.items()),
+        "template": engine.chat_template or "",
         "details": details,
         "model_info": {
             "general.architecture": details["family"],
-            "general.parameter_count": serving.engine.info.num_parameters,
+            "general.parameter_count": engine.info.num_parameters,
             f"{details['family']}.context_length": serving.model.max_model_len,
         },
-        "capabilities": await _capabilities(serving),
+        "capabilities": ["completion", *await _capabilities(serving)],
         "modified_at": serving.model.created_at,
     }
     return JSONResponse(shown)
@@ -158,17 +154,13 @@ async def pull(body: PullRequest, serving: ServingOf) -> Response:
 @router.delete("/api/delete")
 async def refuse_changes(request: Request, serving: ServingOf) -> None:
     """Refused, with the reason."""
-    message = f"{request.url.path} is not offered: this server serves {serving.model.id!r} as it is"
-    raise InvalidRequest(message)
+    raise InvalidRequest(f"{request.url.path} is not offered: this server serves {serving.model.id!r} as it is")
 
 
 async def _capabilities(serving: Serving) -> list[str]:
-    template = serving.engine.chat_template
-    found = ["completion"]
-    if template is not None:
-        found.append("tools")
-        if style_of(template).reasoning is not None:
-            found.append("thinking")
+    found = []
+    if (template := serving.engine.chat_template) is not None:
+        found += ["tools", "thinking"] if style_of(template).reasoning else ["tools"]
     try:
         await serving.engine.encode_infill("", "")
     except InvalidRequest:
@@ -182,9 +174,8 @@ def _model(serving: Serving, name: str) -> OllamaModel:
 
 
 def _details(serving: Serving) -> OllamaDetails:
-    info = serving.engine.info
+    info, file = serving.engine.info, serving.config.model
     family = re.sub(r"For[A-Z].*", "", info.architecture).lower()
-    file = serving.config.model
     return {
         "parent_model": "",
         "format": "gguf" if BUNDLED.get(file, file).endswith(".gguf") else "safetensors",
@@ -199,16 +190,16 @@ def _level(serving: Serving) -> str:
     """The type of the weights: of a GGUF file's the one of the fewest bits, as names sort by bits."""
     info = serving.engine.info
     if info.quantization == "none":
-        return FLOATS.get(info.dtype, info.dtype)
+        return _FLOATS.get(info.dtype, info.dtype)
     stored = re.match(r"gguf \((\w+)", info.quantization)
     return stored[1] if stored else info.quantization
 
 
 def _size(serving: Serving) -> int:
     """Bytes of the weights; those of a GGUF file by the mean of the bits of its types."""
-    named = [int(bits) for bits in re.findall(r"Q(\d)", serving.engine.info.quantization)]
-    bits = sum(named) / len(named) if named else BITS.get(_level(serving), 16)
-    return int(serving.engine.info.num_parameters * bits / 8)
+    info = serving.engine.info
+    bits = [int(found) for found in re.findall(r"Q(\d)", info.quantization)] or [_BITS.get(_level(serving), 16)]
+    return int(info.num_parameters * sum(bits) / len(bits) / 8)
 
 
 def _parameter_size(count: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any, Literal, NamedTuple, NotRequired
+from typing import Any, Literal, NotRequired
 
 import msgspec
 from fastapi import APIRouter
@@ -59,25 +59,22 @@ class OllamaAnswerMessage(TypedDict):
     tool_calls: NotRequired[list[OllamaToolCall]]
 
 
-@STRICT
-class AnswerEnd(TypedDict):
-    """What the last line of a stream has, or the answer in one piece. The three parts make up the total."""
+class AnswerEnd(TypedDict, total=False):
+    """Durations are nanoseconds, whose three parts make up the total; counts are of tokens."""
 
-    done_reason: NotRequired[str]
-    total_duration: NotRequired[int]
-    load_duration: NotRequired[int]
+    done_reason: str
+    total_duration: int
+    load_duration: int
     """Until the engine had the prompt; the model was there already."""
-    prompt_eval_count: NotRequired[int]
-    """Tokens."""
-    prompt_eval_duration: NotRequired[int]
+    prompt_eval_count: int
+    prompt_eval_duration: int
     """Until the first token."""
-    eval_count: NotRequired[int]
-    eval_duration: NotRequired[int]
-    """From the first token to the last."""
+    eval_count: int
+    eval_duration: int
 
 
 class OllamaAnswer(AnswerEnd):
-    """In one piece, or a line of a stream."""
+    """In one piece, or a line of a stream, of which the last has the end."""
 
     model: str
     created_at: str
@@ -101,11 +98,8 @@ Write = Callable[[Answer, int], dict[str, Any]]
 """The fields of some more, or all, of an answer, of which so many tool calls came before."""
 
 
-class Started(NamedTuple):
-    generation: Generation
-    answers: Answers
-    headers: dict[str, str]
-    """That say what was cut off."""
+Started = tuple[Generation, Answers, dict[str, str]]
+"""With headers that say what was cut off."""
 
 
 @router.post("/api/chat", response_model=OllamaChatAnswer, responses=streamed(OllamaChatAnswer, LINES))
@@ -128,24 +122,24 @@ async def generate(body: OllamaGenerateRequest, request: ParsedRequest, serving:
 
 async def _start_chat(body: OllamaChatRequest, serving: Serving) -> Started:
     try:
-        return Started(*await start_chat(serving, chat_of(body, serving), "chat-"), {})
+        return *await start_chat(serving, chat_of(body, serving), "chat-"), {}
     except ContextLengthExceeded:
         chat = chat_of(body, serving)
         shorter = None if body.truncate is False else await without_oldest(chat, serving)
         if shorter is None:
             raise
         num_dropped = len(chat.messages) - len(shorter.messages)
-        return Started(*await start_chat(serving, shorter, "chat-"), {DROPPED: str(num_dropped)})
+        return *await start_chat(serving, shorter, "chat-"), {DROPPED: str(num_dropped)}
 
 
 async def _start_generate(body: OllamaGenerateRequest, serving: Serving) -> Started:
     try:
-        return Started(*await _generation(body, serving, is_cut=False), {})
+        return *await _generation(body, serving, is_cut=False), {}
     except ContextLengthExceeded:
         if body.truncate is False or body.suffix:
             raise
         generation, answers = await _generation(body, serving, is_cut=True)
-        return Started(generation, answers, {"x-octavo-prompt-cut-to": str(generation.num_prompt_tokens)})
+        return generation, answers, {"x-octavo-prompt-cut-to": str(generation.num_prompt_tokens)}
 
 
 async def _generation(body: OllamaGenerateRequest, serving: Serving, *, is_cut: bool) -> tuple[Generation, Answers]:

@@ -45,15 +45,14 @@ class SingleEmbeddingRequest(EmbeddingBody):
 
 @STRICT
 class EmbedResponse(TypedDict):
+    """Durations are nanoseconds; the count is of tokens."""
+
     model: str
     embeddings: list[list[float]]
     """Scaled to (Euclidean) length 1."""
     total_duration: int
-    """Nanoseconds."""
     load_duration: int
-    """0: the model was there already."""
     prompt_eval_count: int
-    """Tokens."""
 
 
 class SingleEmbedding(TypedDict):

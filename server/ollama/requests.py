@@ -43,7 +43,9 @@ def _without_fraction(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Integer = Annotated[int, BeforeValidator(_without_fraction), Field(ge=-(2**63), lt=2**63)]
+AlsoFloat = BeforeValidator(_without_fraction)
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63), AlsoFloat]
+NumPredict = Annotated[int, Field(ge=-2, lt=2**63, json_schema_extra={"not": {"const": 0}}), AlsoFloat]
 
 
 class OllamaBody(ModelRequest):
@@ -54,13 +56,13 @@ class OllamaBody(ModelRequest):
 class OllamaOptions(RequestBody):
     """How one answer is decoded. Options of other engines that would change an answer are ignored and reported."""
 
-    num_predict: Annotated[Integer, Field(ge=-2, json_schema_extra={"not": {"const": 0}})] | None = None
+    num_predict: NumPredict | None = None
     """Most tokens to generate; -1 and -2 are as many as the context holds."""
     num_ctx: Integer | None = None
     """The context is always the server's; more than that cannot be had."""
     temperature: Annotated[float, Field(ge=0)] | None = None
     """0 is greedy."""
-    top_k: Annotated[Integer, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**63), AlsoFloat] | None = None
     """Only this many likeliest tokens; 0 and -1: all."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Only the likeliest tokens that have this probability together."""
@@ -204,8 +206,8 @@ def chat_of(body: OllamaChatRequest, serving: Serving) -> Chat:
 def generate_chat_of(body: OllamaGenerateRequest, serving: Serving) -> Chat:
     """Of a body with a prompt and a chat template around it. Raises `InvalidRequest` naming the field."""
     vocab_size = serving.engine.info.vocab_size
-    if max(body.context or (), default=0) >= vocab_size:
-        raise InvalidRequest(f"context may hold token ids between 0 and {vocab_size - 1}", param="context")
+    if (largest := max(body.context or (), default=0)) >= vocab_size:
+        raise InvalidRequest(f"token id {largest} is outside the vocabulary of {vocab_size} tokens", param="context")
     user = {"role": "user", "content": body.prompt or ""}
     return Chat(
         messages=[{"role": "system", "content": body.system}, user] if body.system else [user],
