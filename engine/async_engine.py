@@ -128,6 +128,19 @@ class AsyncEngine(AsyncInputs):
                 for _, output in batch:
                     yield output
 
+    async def _wait_for_core(
+        self, request_id: str, sizes: Sequence[int], priority: int, deadline: float | None, has_room: bool
+    ) -> None:
+        """Return when choices of so many tokens may be sent to a core. Raises `QueueFull` unless they have room."""
+        if not has_room:
+            self.check_room(len(sizes), sum(sizes), priority)
+        if self._supervisor.is_available:
+            return
+        with self._waiting_for_core.entered(request_id, sizes, priority):
+            await self._supervisor.wait_available(deadline)
+        if not has_room:
+            self.check_room(len(sizes), sum(sizes), priority)
+
     async def generate_many(
         self,
         choices: Sequence[tuple[list[int], SamplingParams]],
@@ -148,13 +161,7 @@ class AsyncEngine(AsyncInputs):
         `QueueFull`, `RequestFailed`, or the `InvalidRequest` with which the core refuses.
         """
         sizes = [len(token_ids) for token_ids, _ in choices]
-        if not has_room:
-            self.check_room(len(choices), sum(sizes), priority)
-        if not self._supervisor.is_available:
-            with self._waiting_for_core.entered(request_id, sizes, priority):
-                await self._supervisor.wait_available(deadline)
-            if not has_room:
-                self.check_room(len(choices), sum(sizes), priority)
+        await self._wait_for_core(request_id, sizes, priority, deadline, has_room)
         running: dict[str, tuple[int, OutputProcessor, Any]] = {}
         mailbox = Mailbox(interval)
         waiting = self._waiting_room.places

@@ -1,6 +1,6 @@
 """Texts, token ids and prompts into each other: POST /tokenize, /detokenize and /apply-template."""
 
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import APIRouter
 from pydantic import Field
@@ -8,32 +8,12 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest
-from engine.input_processor import RenderedChat
 from server.bodies import BodyRoute, ModelRequest, ParsedRequest, Unsupported, one_of
-from server.chat import render
 from server.errors import error_statuses
-from server.openai.chat import ChatRequest, chat_of
-from server.openai.messages import Messages, Tool
+from server.openai.chat_prompt import ChatPromptFields
 from server.serving import Serving, ServingOf
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
-
-
-class ChatPromptFields(ModelRequest):
-    """What decides a chat's prompt."""
-
-    messages: Messages | None = None
-    add_generation_prompt: bool | None = None
-    """End the prompt with the header of an assistant message (default: unless continue_final_message)."""
-    continue_final_message: bool | None = None
-    """Leave the last message open."""
-    chat_template: str | None = None
-    """Jinja source to be used instead of the model's."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the chat template."""
-    tools: list[Tool] | None = None
-    mm_processor_kwargs: Annotated[Any, Unsupported(({},))] = None
-    media_io_kwargs: Annotated[Any, Unsupported(({},))] = None
 
 
 class TokenizeRequest(ChatPromptFields):
@@ -136,19 +116,16 @@ async def _detokenize(serving: Serving, body: DetokenizeRequest) -> DetokenizeRe
 
 
 async def _apply_template(serving: Serving, body: TemplateRequest) -> TemplateResponse:
-    rendered = await rendered_chat(serving, body, add_generation_prompt=body.add_generation_prompt, tools=body.tools)
+    rendered = await body.render(serving, opened=body.add_generation_prompt)
     return {"prompt": rendered.text}
 
 
 async def _token_ids(serving: Serving, body: TokenizeRequest) -> list[int]:
     special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     if body.messages is not None:
-        opened = body.add_generation_prompt
-        rendered = await rendered_chat(
-            serving, body, add_generation_prompt=opened, tools=body.tools, special=bool(special)
-        )
+        rendered = await body.render(serving, opened=body.add_generation_prompt, special=bool(special))
         return rendered.token_ids
-    check_chat_fields(body)
+    body.check_without_messages()
     text = body.prompt if body.prompt is not None else body.content
     assert text is not None, body
     default = body.prompt is not None
@@ -160,45 +137,3 @@ def _piece(data: bytes) -> str | list[int]:
         return data.decode()
     except UnicodeDecodeError:
         return list(data)
-
-
-class ChatPrompt(Protocol):
-    """Fields of a body that decide a chat's prompt."""
-
-    messages: Any
-    continue_final_message: bool | None
-    chat_template: str | None
-    chat_template_kwargs: dict[str, Any] | None
-
-
-CHAT_FIELDS = ("tools", "continue_final_message", "chat_template", "chat_template_kwargs")
-
-
-def check_chat_fields(body: object) -> None:
-    """Raises `InvalidRequest` for fields that only a chat's prompt depends on."""
-    for name in CHAT_FIELDS:
-        if getattr(body, name, None):
-            raise InvalidRequest(f"{name} needs messages", param=name)
-
-
-async def rendered_chat(
-    serving: Serving,
-    body: ChatPrompt,
-    *,
-    add_generation_prompt: bool | None,
-    tools: Any = None,
-    special: bool = False,
-) -> RenderedChat:
-    """The prompt as /v1/chat/completions makes it; with the tokenizer's own tokens around it if `special`."""
-    chat = ChatRequest.model_construct(
-        messages=body.messages,
-        tools=tools,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=body.continue_final_message,
-        chat_template=body.chat_template,
-        chat_template_kwargs=body.chat_template_kwargs,
-    )
-    rendered = await render(serving, chat_of(chat, serving.config))
-    if not special:
-        return rendered
-    return rendered._replace(token_ids=await serving.engine.encode(rendered.text, add_special_tokens=True))

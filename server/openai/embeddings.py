@@ -20,12 +20,12 @@ from server.errors import error_statuses
 from server.field_names import naming
 from server.metrics.records import note_response
 from server.openai.base import ScheduledRequest
+from server.openai.chat_prompt import ChatPromptFields
 from server.openai.completions import TextsOrIds, prompt_list
 from server.sampling import TruncateTo, truncated
 from server.serving import Serving, ServingOf, own_cache_salt
 from server.shortening import context_size, encode_part
 from server.structured import STRICT
-from server.tokenization import ChatPromptFields, check_chat_fields, rendered_chat
 from server.vectors import cosines, filled, shaped
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
@@ -310,12 +310,10 @@ class Embedder:
 async def _input_prompts(serving: Serving, body: EmbeddingRequest) -> list[list[int]]:
     """One per input, checked, as all else of the request is. Raises `InvalidRequest`."""
     if body.messages is not None:
-        opened = bool(body.add_generation_prompt)
-        chat = await rendered_chat(
-            serving, body, add_generation_prompt=opened, tools=body.tools, special=bool(body.add_special_tokens)
-        )
+        opened, special = bool(body.add_generation_prompt), bool(body.add_special_tokens)
+        chat = await body.render(serving, opened=opened, special=special)
         return [_checked(serving, body, chat.token_ids, "messages")]
-    check_chat_fields(body)
+    body.check_without_messages()
     return await prompts_of(serving, body, [TextToEmbed(given, "input") for given in prompt_list(body.input)])
 
 
