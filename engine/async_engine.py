@@ -182,6 +182,8 @@ class AsyncEngine(AsyncInputs):
                 for count, tokens in enumerate(mailbox.take(), start=1):
                     if count % _CHOICES_AT_ONCE == 0:
                         await asyncio.sleep(0)
+                    if tokens.request_id not in running:
+                        continue  # its end was here, unread, when its deadline came
                     index, processor, begun = running[tokens.request_id]
                     output = processor.process(tokens)
                     if tokens.request_id in waiting:

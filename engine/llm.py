@@ -8,6 +8,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from queue import SimpleQueue
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast
@@ -59,13 +60,15 @@ class LLM:
         self._loop = asyncio.new_event_loop()
         thread = threading.Thread(target=self._loop.run_forever, name="octavo-llm", daemon=True)
         thread.start()
+        engines: list[AsyncEngine] = []
+        self.close = weakref.finalize(self, _close, self._loop, thread, engines)
+        """End the engine."""
         try:
             self._engine = self._run(AsyncEngine.start(config))
         except BaseException:
-            _close(self._loop, thread)
+            self.close()
             raise
-        self.close = weakref.finalize(self, _close, self._loop, thread, self._engine)
-        """End the engine."""
+        engines.append(self._engine)
         self._request_ids = map(str, itertools.count())
         self.info = self._engine.info
         self.tokenizer = self._engine.tokenizer
@@ -191,7 +194,7 @@ class LLM:
                 queue.put((request, error))
 
         def taken() -> Iterator[CompletedRequest]:
-            work = asyncio.run_coroutine_threadsafe(_all(map(follow, requests, of_each)), self._loop)
+            work = self._begin(_all(map(follow, requests, of_each)))
             work.add_done_callback(lambda _: queue.put(None))
             try:
                 while (item := queue.get()) is not None:
@@ -237,16 +240,27 @@ class LLM:
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of `work` in the engine's thread; an interrupt ends it there too."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self._begin(work)
         try:
             return future.result()
         finally:
             future.cancel()
 
+    def _begin(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
+        if not self.close.alive:
+            work.close()
+            raise EngineDead("the engine has been closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
 
 async def _all(work: Iterator[Coroutine[Any, Any, None]]) -> None:
-    """Begun in order."""
-    await asyncio.gather(*work)
+    """Begun in order; where one fails, the others end too."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _taken_options(keywords: dict[str, Any]) -> RequestOptions:
@@ -262,11 +276,13 @@ def _engine_options(options: RequestOptions) -> dict[str, Any]:
     return rest if timeout is None else {**rest, "deadline": time.monotonic() + timeout}
 
 
-def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread, engine: AsyncEngine | None = None) -> None:
+def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread, engines: list[AsyncEngine]) -> None:
     async def end() -> None:
         try:
-            if engine is not None:
+            for engine in engines:
                 await engine.shutdown()
+            while others := asyncio.all_tasks() - {asyncio.current_task()}:  # calls that fail now, or a start cut short
+                await asyncio.wait(others)
         finally:
             loop.stop()
 

@@ -207,6 +207,24 @@ async def test_others_get_their_turn_between_the_choices_of_one_request(config):
         assert max(counts.values()) <= 64
 
 
+async def test_a_deadline_while_the_ends_of_many_choices_are_read(config):
+    engine = await AsyncEngine.start(config, core=("engine.bench.stub_core", "100"))
+    deadline = time.monotonic() + 1
+
+    class Late(Observer):
+        def ended(self, *args):
+            time.sleep(max(0.0, deadline + 0.6 - time.monotonic()))
+
+    engine.observer = Late()
+    choices = [([5], ENDLESS), *[([5], SamplingParams(max_tokens=1))] * 127]
+    try:
+        batches = engine.generate_many(choices, request_id="r", deadline=deadline)
+        reasons = Counter([output.finish_reason async for batch in batches for _, output in batch])
+    finally:
+        await engine.shutdown()
+    assert (reasons["length"], reasons["timeout"]) == (127, 1)
+
+
 async def test_a_stop_string_ends_the_request_in_the_core_too(engine):
     free = await collect(engine, [70, 80, 90], SamplingParams(temperature=0, max_tokens=40))
     text = "".join(output.text for output in free)

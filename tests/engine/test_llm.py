@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -15,7 +16,14 @@ import httpx
 import psutil
 import pytest
 
-from configs.errors import ContextLengthExceeded, DeadlinePassed, EngineDead, InvalidRequest, SettingsError
+from configs.errors import (
+    ContextLengthExceeded,
+    DeadlinePassed,
+    EngineDead,
+    InvalidRequest,
+    RequestFailed,
+    SettingsError,
+)
 from configs.sampling import BeamSearchParams, SamplingParams
 from configs.settings import ServerConfig
 from engine.llm import LLM
@@ -257,6 +265,61 @@ def test_the_engine_ends_with_the_object_and_its_end_is_told(tmp_path):
     del llm
     gc.collect()
     assert not psutil.pid_exists(pid)
+
+
+def test_calls_of_other_threads_end_with_the_engine(tmp_path):
+    write_tiny(tmp_path)
+    llm = LLM(str(tmp_path), dtype="float32", kv_cache_tokens=1024, num_threads=1)
+    ended = []
+
+    def ask():
+        with pytest.raises(EngineDead):
+            llm.generate(["Hello"] * 50, ENDLESS)
+        ended.append(True)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    while not llm._engine.stats().num_running:
+        time.sleep(0.01)
+    llm.close()
+    for thread in threads:
+        thread.join(10)
+    assert len(ended) == 2
+    for call in (llm.generate, llm.stream, llm.embed):
+        with pytest.raises(EngineDead, match="closed"):
+            call("Hello")
+
+
+def test_an_interrupted_start_leaves_nothing_behind(tmp_path, monkeypatch):
+    write_tiny(tmp_path / "model")
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    main, others = threading.main_thread().ident, set(psutil.Process().children())
+    threading.Timer(0.3, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        LLM(str(tmp_path / "model"), num_threads=1)
+    assert set(psutil.Process().children()) <= others
+    assert list(folder.iterdir()) == []
+
+
+def test_where_one_search_fails_the_others_end(llm, monkeypatch):
+    search = llm._engine.beam_search
+
+    async def failing(token_ids, *args, **options):
+        if len(token_ids) == 1:
+            await asyncio.sleep(0.1)
+            raise RequestFailed("no")
+        return await search(token_ids, *args, **options)
+
+    monkeypatch.setattr(llm._engine, "beam_search", failing)
+    with pytest.raises(RequestFailed):
+        llm.beam_search([[5], [5, 6]], BeamSearchParams(beam_width=2, max_tokens=1000))
+    time.sleep(0.2)
+    before = llm._engine.stats().counters.num_steps
+    time.sleep(0.2)
+    assert llm._engine.stats().counters.num_steps == before
 
 
 def test_a_request_that_fails_on_the_way_says_why(llm):
