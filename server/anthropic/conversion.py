@@ -34,7 +34,7 @@ def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         template_kwargs=_template_kwargs(body, messages[-1]),
         field_names={"prompt": "messages", **with_format},
-        thinking_token_budget=getattr(body.thinking, "budget_tokens", None),
+        thinking_token_budget=body.thinking.budget_tokens if body.thinking else None,
         fit_max_tokens=True,
         timeout=body.timeout_s if isinstance(body, MessagesRequest) else None,
         passed_over=passed_over,

@@ -111,28 +111,19 @@ class _Closed(BaseModel):
 
 
 class ToolChoice(_Closed):
-    type: Literal["auto", "any", "none"]
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    """Of the tool that has to be used, with type `tool`."""
     disable_parallel_tool_use: bool | None = None
     """True: at most one tool use."""
 
 
-class ToolChoiceTool(_Closed):
-    type: Literal["tool"]
-    name: str
-    """Of the tool that has to be used."""
-    disable_parallel_tool_use: bool | None = None
-
-
-class ThinkingConfigEnabled(_Closed):
-    type: Literal["enabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=1, le=2**31)] | None = None
+class ThinkingConfig(_Closed):
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     """Most tokens of the thinking; then its end is forced."""
     display: Literal["summarized", "omitted"] | None = None
     """omitted leaves the reasoning out of the answer; otherwise all of it is there."""
-
-
-class ThinkingConfigDisabled(_Closed):
-    type: Literal["disabled"]
 
 
 @CLOSED
@@ -155,8 +146,8 @@ class CountTokensRequest(ModelRequest):
     """One that ends with an assistant's text is continued by the answer."""
     system: str | list[TextBlock] | None = None
     tools: list[ToolUnionParam] | None = None
-    tool_choice: Annotated[ToolChoice | ToolChoiceTool, Field(discriminator="type")] | None = None
-    thinking: Annotated[ThinkingConfigEnabled | ThinkingConfigDisabled, Field(discriminator="type")] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: ThinkingConfig | None = None
     """Left out, the template decides."""
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None

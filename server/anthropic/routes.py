@@ -71,7 +71,7 @@ class MessageWriter:
         self.answers = answers
         self.body = body
         self.blocks = Blocks()
-        self.with_thinking = getattr(body.thinking, "display", None) != "omitted"
+        self.with_thinking = body.thinking is None or body.thinking.display != "omitted"
         self._stop: Stop = {"stop_reason": None, "stop_sequence": None}
 
     async def whole(self) -> bytes:

@@ -299,6 +299,12 @@ async def test_bad_fields_are_named(client: httpx.AsyncClient, fields: dict[str,
     assert (await refused(client, **fields))["param"] == param
 
 
+async def test_the_wrong_field_of_a_block_is_named(client: httpx.AsyncClient) -> None:
+    blocks = [{"type": "thinking", "thinking": "hm", "signature": 1}]
+    error = await refused(client, messages=[*HELLO, {"role": "assistant", "content": blocks}])
+    assert error["message"].startswith("messages[1].content[0].signature: ")
+
+
 async def test_what_asks_for_nothing_passes(client: httpx.AsyncClient) -> None:
     tool = {**WEATHER, "type": "custom", "allowed_callers": ["direct"], "cache_control": {"type": "ephemeral"}}
     response = await post(
@@ -331,6 +337,9 @@ async def test_a_final_assistant_message_is_continued(client: httpx.AsyncClient,
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"enable_thinking": True}),
         ({"thinking": {"type": "adaptive"}}, {"enable_thinking": True}),
         ({"thinking": {"type": "disabled"}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "disabled", "budget_tokens": None}}, {"enable_thinking": False}),
+        ({"thinking": {"type": "disabled", "budget_tokens": 1024, "display": "omitted"}}, {"enable_thinking": False}),
+        ({"tool_choice": {"type": "auto", "name": None}}, {}),
         ({"output_config": {"effort": "low"}}, {"reasoning_effort": "low"}),
     ],
 )
