@@ -269,14 +269,17 @@ def invalid_parameter(error: RequestValidationError) -> InvalidRequest:
 
 def _path(places: tuple[int | str, ...], value: Any, *, is_missing: bool) -> tuple[int | str, ...]:
     """pydantic's `loc` without what names the branches of unions: places that are in the body, and what is missing."""
-    path: list[int | str] = []
-    for place in places:
-        try:
-            value = value[place]
-        except (TypeError, LookupError):
-            continue
-        path.append(place)
-    return (*path, *places[-1:]) if is_missing else tuple(path)
+    if is_missing:
+        return (*_path(places[:-1], value, is_missing=False), *places[-1:])
+    if not places:
+        return ()
+    rest = _path(places[1:], value, is_missing=False)
+    try:
+        path = (places[0], *_path(places[1:], value[places[0]], is_missing=False))
+    except (TypeError, LookupError):
+        return rest
+    # a branch may be named as a key beside the wrong one is, as that of {"type": "thinking", "thinking": …}
+    return max(path, rest, key=lambda one: (one[-1:] == places[-1:], len(one)))
 
 
 def _sentence(detail: ErrorDetails) -> str:

@@ -153,7 +153,7 @@ class NamedFunction(TypedDict):
     """The name stands in `function`, or beside the type, as OpenAI's Responses API has it."""
 
     type: Literal["function"]
-    function: NotRequired[FunctionName]
+    function: NotRequired[FunctionName | None]
     name: NotRequired[Text]
 
 

@@ -119,6 +119,25 @@ async def test_tools_come_back_as_they_were_given(client: httpx.AsyncClient) -> 
         assert (await client.get(f"/v1/responses/{answer['id']}")).json() == answer
 
 
+async def test_types_may_be_left_out_where_there_is_one(client: httpx.AsyncClient) -> None:
+    function = {"name": "f", "parameters": {}, "strict": False}
+    space = {"type": "namespace", "name": "n", "description": "d"}
+    reasoning = {"type": "reasoning", "summary": [{"text": "short"}], "content": [{"text": "hm"}]}
+    response = await post(
+        client,
+        input=[reasoning, {"role": "user", "content": "hi"}],
+        tools=[function, {**space, "tools": [function]}],
+        tool_choice={"type": "function", "name": "f", "function": None},
+    )
+    typed = {"type": "function", **function}
+    assert response["tools"] == [typed, {**space, "tools": [typed]}]
+    listed = (await client.get(f"/v1/responses/{response['id']}/input_items")).json()["data"]
+    assert (listed[1]["summary"], listed[1]["content"]) == (
+        [{"type": "summary_text", "text": "short"}],
+        [{"type": "reasoning_text", "text": "hm"}],
+    )
+
+
 async def test_wrong_parameters_of_a_query_are_named(client: httpx.AsyncClient) -> None:
     answer = await post(client)
     for query, param in (("stream=maybe", "stream"), ("starting_after=-2", "starting_after")):

@@ -73,6 +73,22 @@ async def test_what_runs_stays(engine: FakeEngine) -> None:
             await asyncio.sleep(0.01)
 
 
+async def test_a_fault_of_the_servers_fails_a_background_response(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("server.chat.Answers.delta", broken)
+    async with client_of(engine) as client:
+        response_id = await made(client, background=True)
+        while (found := (await client.get(f"/v1/responses/{response_id}")).json())["status"] == "queued":
+            await asyncio.sleep(0.01)
+        assert (found["status"], found["error"]["code"]) == ("failed", "server_error")
+        streamed = await client.post("/v1/responses", json={"input": "hi", "background": True, "stream": True})
+        assert streamed.text.count("event: response.failed") == 1
+
+
 async def test_a_background_response_that_never_began_can_be_cancelled(engine: FakeEngine) -> None:
     async with client_of(engine) as client:
         response_id = await made(client, background=True)

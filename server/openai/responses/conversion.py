@@ -74,8 +74,8 @@ def _parts(message: Any) -> list[dict[str, Any]]:
 
 def _reasoning(item: Any) -> dict[str, Any]:
     content, summary = (
-        [{"type": part["type"], "text": part["text"]} for part in item.get(name) or ()]
-        for name in ("content", "summary")
+        [{"type": kind, "text": part["text"]} for part in item.get(name) or ()]
+        for name, kind in (("content", "reasoning_text"), ("summary", "summary_text"))
     )
     encrypted = {"encrypted_content": item["encrypted_content"]} if "encrypted_content" in item else {}
     return {"summary": summary, "content": content or None, **encrypted}
@@ -229,9 +229,10 @@ def _offered(body: ResponsesRequest, passed_over: list[str]) -> list[dict[str, A
     """The functions and namespaces among the tools, with the keys that are known."""
 
     def known(tool: dict[str, Any], where: str) -> dict[str, Any]:
-        keys = ("type", "name", "description", "parameters", "strict")
-        described = {key: tool[key] for key in keys if tool.get(key) is not None}
-        if tool["type"] == "namespace":
+        keys = ("name", "description", "parameters", "strict")
+        described: dict[str, Any] = {"type": tool.get("type") or "function"}
+        described |= {key: tool[key] for key in keys if tool.get(key) is not None}
+        if described["type"] == "namespace":
             described["tools"] = offered(tool["tools"], known, passed_over, where=f"{where}.tools")
         return described
 
@@ -262,7 +263,7 @@ def first_response(body: ResponsesRequest, generation: Generation) -> ResponseOb
     """The response before anything has been generated."""
     params = generation.prompts[0].params
     choice: Any = body.tool_choice or "auto"
-    if isinstance(choice, dict) and "function" in choice:  # as /v1/chat/completions has it
+    if isinstance(choice, dict) and choice.get("function"):  # as /v1/chat/completions has it
         choice = {"type": "function", "name": choice["function"]["name"]}
     text = body.text or {}
     form = {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"}

@@ -241,8 +241,7 @@ class ResponseWriter:
         return b""
 
     def error(self, error: Exception) -> bytes:
-        if not self.whole:
-            self.fail(error)
+        self.fail(error)
         return b"".join(self.take())
 
     def take(self) -> list[bytes]:
@@ -275,6 +274,9 @@ class ResponseWriter:
                 self._finish(_INCOMPLETE.get(output.finish_reason))
 
     def fail(self, error: Exception) -> None:
+        """End it with the error. Without effect on a response that is over."""
+        if self.whole:
+            return
         self._start()
         described = error_object(error)
         message = described["message"]

@@ -48,7 +48,7 @@ class RefusalPart(TypedDict):
 
 @STRICT
 class ReasoningPart(TypedDict):
-    type: Literal["reasoning_text", "summary_text"]
+    type: NotRequired[Literal["reasoning_text", "summary_text"]]
     text: str
 
 
@@ -167,7 +167,7 @@ Item = OutputItem | CallOutput
 
 @STRICT
 class FunctionTool(TypedDict):
-    type: Literal["function"]
+    type: NotRequired[Literal["function"] | None]
     name: str
     description: NotRequired[str | None]
     parameters: NotRequired[dict[str, Any] | None]
@@ -184,6 +184,8 @@ class OtherTool(TypedDict):
 
 def _kind_of_tool(given: Any) -> str:
     kind = _type_of(given)
+    if kind is None:
+        return "function"
     return "other" if isinstance(kind, str) and kind not in ("function", "namespace") else str(kind)
 
 

@@ -1,7 +1,6 @@
 """Responses that can be asked for later and continued: in memory, bounded, gone with the process."""
 
 import asyncio
-import contextlib
 from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -128,10 +127,13 @@ class StoredResponse:
         events = self.events or StoredEvents([])
         try:
             async with aclosing(self.batches(writer, store)) as batches:
-                with contextlib.suppress(Exception):  # its last events and its status tell of it
+                try:
                     async for batch in batches:
                         writer.push(batch)
                         events.extend(writer.take())
+                except Exception as error:  # its last events and its status tell of it
+                    writer.fail(error)
+                    events.extend(writer.take())
         finally:
             events.extend([], is_whole=True)
 
