@@ -254,6 +254,14 @@ def test_ctrl_c_prints_what_was_measured() -> None:
     assert "interrupted: requests that were under way are left out" in out
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts() -> Iterator[None]:
+    """Also where the tests run in the background of a shell, which has the signal ignored there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def interrupted_at(number: int) -> Behaviour:
     """Ctrl-C arrives while the request of this number is under way; those before the runs count too."""
 
