@@ -69,6 +69,13 @@ async def test_what_is_no_finite_number(client: httpx.AsyncClient, field: str, n
     check_error(await client.post(ROUTES[0], content=body, headers=JSON), 400)
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+async def test_json_has_finite_numbers_alone(client: httpx.AsyncClient, number: str) -> None:
+    body = f'{{"prompt": "a", "metadata": [{number}]}}'
+    assert check_error(await client.post(ROUTES[0], content=body, headers=JSON), 400)["code"] == "invalid_json"
+    assert (await client.post(ROUTES[0], json={"prompt": number})).status_code == 200
+
+
 @pytest.mark.parametrize("field", ['"prompt": "a\\ud800b"', '"prompt": "a", "stop": "\\ud800"'])
 async def test_lone_surrogates(client: httpx.AsyncClient, field: str) -> None:
     check_error(await client.post(ROUTES[0], content=f"{{{field}}}", headers=JSON), 400)
@@ -160,11 +167,14 @@ async def test_names_with_slashes(engine: FakeEngine) -> None:
         b'"' + b"\\n" * (10 << 20) + b'"',
         b"[" + b"1," * (10 << 20) + b"1]",
         b"[" + b"1234," * 3_900_000 + b"1]",
+        b"[" + b"1234," * 990_000 + b"1]",
+        b'["a"' + b",1" * 990_000 + b"]",
+        b"[" + b"null," * 990_000 + b"1]",
         b"[" + b"[]," * (7 << 20) + b"[]]",
         b"[" + b'"",' * (7 << 20) + b'""]',
         b"[" * (20 << 20),
     ],
-    ids=["text", "escapes", "ids", "long ids", "lists", "texts", "brackets"],
+    ids=["text", "escapes", "ids", "long ids", "as many ids as may be", "mixed", "nulls", "lists", "texts", "brackets"],
 )
 def test_twenty_megabytes_do_not_stall_other_requests(prompt: bytes) -> None:
     """Parsing holds the interpreter's lock, so all of its CPU time is an upper bound of what others wait."""
