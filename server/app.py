@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
 from configs.errors import RequestError
@@ -22,7 +22,7 @@ from server.errors import error_response
 from server.llama_cpp import routes as llama_cpp
 from server.metrics import routes as metrics
 from server.metrics.records import CURRENT_REQUEST
-from server.middleware import Admission, Paths, RequestMiddleware
+from server.middleware import OPEN, Admission, Paths, RequestMiddleware
 from server.openai import chat, completions, embeddings
 from server.openai.responses import routes as responses
 from server.openai.responses.store import ResponseStore
@@ -45,6 +45,13 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
     )
     app.state.serving = serving
     app.state.responses = ResponseStore(config)
+    app.openapi = functools.cache(functools.partial(_openapi, app.openapi, config))  # type: ignore[method-assign]
+
+    def document(request: Request) -> Response:
+        return JSONResponse(app.openapi())
+
+    # before FastAPI's own, which takes the event loop: a plain function runs in a thread
+    app.router.routes.insert(0, Route("/openapi.json", document, include_in_schema=False))
     app.router.routes += [route for router in ROUTERS for route in router.routes]  # `include_router` wraps each route
     if config.page:
         app.mount("/page", PageFiles())
@@ -61,7 +68,6 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
 
     for kind in (HTTPException, RequestError, RequestValidationError):
         app.add_exception_handler(kind, answer_error)
-    app.openapi = functools.partial(_openapi, app, app.openapi)  # type: ignore[method-assign]
     app.add_middleware(
         RequestMiddleware,
         serving=serving,
@@ -82,10 +88,13 @@ def _wrong_method(request: Request, routes: list[Route]) -> HTTPException | None
     return HTTPException(405, headers={"allow": ", ".join(sorted(methods))})
 
 
-def _openapi(app: FastAPI, generate: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """FastAPI's document, with what is streamed."""
-    if app.openapi_schema is None:
-        document = generate()
-        document["components"]["schemas"] |= DEFINITIONS
-        app.openapi_schema = document
-    return app.openapi_schema
+def _openapi(generate: Callable[[], dict[str, Any]], config: ServerConfig) -> dict[str, Any]:
+    """FastAPI's document, with what is streamed, and with what needs a key where there are any."""
+    document = generate()
+    document["components"]["schemas"] |= DEFINITIONS
+    if config.api_key or config.api_key_file is not None:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path in document["paths"].keys() - OPEN:
+            for operation in document["paths"][path].values():
+                operation["security"] = [{"key": []}]
+    return document

@@ -24,7 +24,8 @@ METHOD = "octavo.method"
 """Key in the scope: the method that was sent; HEAD is routed as GET, and loses its body in uvicorn."""
 REQUEST_ID = b"x-request-id"
 _SAFE_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
-_OPEN = frozenset(("/", "/docs", "/openapi.json", "/health", "/health/ready", "/health/live", "/ping"))
+OPEN = frozenset(("/", "/docs", "/openapi.json", "/health", "/health/ready", "/health/live", "/ping"))
+"""Paths that need no key."""
 _OPEN_FOLDER = "/page/"
 
 
@@ -82,7 +83,7 @@ class Admission:
         """Raises `SettingsError` for keys that cannot be read."""
         self._keys = read_keys(config)
         self._origins = Origins(config, with_keys=bool(self._keys))
-        self._open = _OPEN | {"/metrics"} if config.metrics_without_key else _OPEN
+        self._open = OPEN | {"/metrics"} if config.metrics_without_key else OPEN
 
     def admit(self, scope: Scope, added: RawHeaders) -> ASGIApp | None:
         """None lets the request pass; else the answer to it, a preflight. Raises `RequestError` to refuse it.

@@ -2,9 +2,11 @@
 
 import json
 import re
+import threading
 from collections import Counter
 from typing import Any
 
+import httpx
 import jsonschema_rs
 import pytest
 import schemathesis
@@ -127,6 +129,23 @@ def test_refused_fields_are_described_with_what_they_may_hold() -> None:
     assert properties["modalities"]["enum"] == [None, ["text"]]
     assert properties["temperature"]["description"] == "0 is greedy."
     assert properties["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}
+
+
+def test_what_needs_a_key_says_so() -> None:
+    document = create_app(FakeEngine(), ServerConfig(api_key=("k",)), MODEL).openapi()
+    assert document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    assert document["paths"]["/v1/models"]["get"]["security"] == [{"key": []}]
+    assert "security" not in document["paths"]["/health"]["get"]
+    assert "securitySchemes" not in DOCUMENT["components"]
+
+
+async def test_the_document_is_not_made_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    makers = []
+    monkeypatch.setattr(APP, "openapi", lambda: makers.append(threading.current_thread()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(APP), base_url="http://test") as client:
+        assert (await client.get("/openapi.json")).status_code == 200
+    assert threading.current_thread() not in makers
+    assert len(makers) == 1
 
 
 @pytest.mark.parametrize("label", WITH_BODY)
