@@ -22,7 +22,7 @@ def normalized(vectors: Vectors) -> Vectors:
 
 def cosines(vectors: list[list[float]], num_first: int) -> list[float]:
     """Of the first vectors with the others, pair by pair; a single first one belongs to all pairs."""
-    unit = normalized(np.array(vectors))
+    unit = normalized(np.stack([np.array(vector) for vector in vectors]))  # each call holds the interpreter's lock
     found: list[float] = (unit[:num_first] * unit[num_first:]).sum(axis=1).tolist()
     return found
 

@@ -227,10 +227,14 @@ async def _embed(
 @router.post("/v1/score", response_model=Scores)
 async def score(body: ScoreRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """Cosines between embeddings."""
-    first, second = _score_texts(body)
-    prompts = await request.prepare(lambda: prompts_of(serving, body, first + second))
+
+    async def prepared() -> tuple[list[list[int]], int]:
+        first, second = _score_texts(body)
+        return await prompts_of(serving, body, first + second), len(first)
+
+    prompts, num_first = await request.prepare(prepared)
     work = Embedder(serving, body, prompts, "score-")
-    values = await until_disconnect(request.receive, work.cosines(len(first)))
+    values = await until_disconnect(request.receive, work.cosines(num_first))
     data = [{"object": "score", "index": index, "score": value} for index, value in enumerate(values)]
     return Response(msgspec.json.encode({**work.head(), "data": data}), media_type="application/json")
 
