@@ -10,6 +10,8 @@ import msgspec
 from configs.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
+MAX_BEAMS = MAX_LOGPROBS // 2
+MAX_LENGTH_PENALTY = 10
 MAX_PATTERN_SIZE = 1024
 MAX_BAD_WORDS = 256
 MAX_WORD = 256
@@ -200,10 +202,10 @@ class BeamSearchParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """A sequence's score is the sum of its log-probabilities over length ** length_penalty."""
 
     def __post_init__(self) -> None:
-        most = MAX_LOGPROBS // 2
-        _check("beam_width", 1 <= self.beam_width <= most, self.beam_width, f"between 1 and {most}")
+        _check("beam_width", 1 <= self.beam_width <= MAX_BEAMS, self.beam_width, f"between 1 and {MAX_BEAMS}")
         _check("max_tokens", self.max_tokens >= 1, self.max_tokens, "at least 1")
-        _check("length_penalty", abs(self.length_penalty) <= 10, self.length_penalty, "between -10 and 10")
+        most = MAX_LENGTH_PENALTY
+        _check("length_penalty", abs(self.length_penalty) <= most, self.length_penalty, f"between -{most} and {most}")
 
 
 def _check(param: str, ok: bool, value: object, wanted: str) -> None:

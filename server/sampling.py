@@ -7,7 +7,15 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest
-from configs.sampling import MAX_BAD_WORDS, MAX_LOGPROBS, MAX_PATTERN_SIZE, MAX_WORD, SamplingParams
+from configs.sampling import (
+    MAX_BAD_WORDS,
+    MAX_BEAMS,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_PATTERN_SIZE,
+    MAX_WORD,
+    SamplingParams,
+)
 from configs.sampling import RepetitionDetection as RepetitionDetectionParams
 from configs.settings import ServerConfig
 from server.bodies import RequestBody
@@ -22,8 +30,6 @@ TruncateTo = Annotated[int, Field(ge=-1, json_schema_extra={"not": {"const": 0}}
 BadWords = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=MAX_WORD)], ...], Field(max_length=MAX_BAD_WORDS)
 ]
-MAX_BEAMS = MAX_LOGPROBS // 2
-MAX_LENGTH_PENALTY = 10
 
 
 @CLOSED

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from typing_extensions import TypeAliasType, TypedDict
 
-from configs.settings import MAX_SECONDS
 from server.bodies import Hint, ModelRequest
+from server.openai.base import Timeout
+from server.sampling import Text
 from server.structured import CLOSED
 
 _OF_SERVER_TOOLS = r"^(server_tool_use|mcp_tool_use|container_upload|compaction|.+_tool_result)$"
@@ -80,7 +81,7 @@ class ToolParam(TypedDict):
     """A function of the client's."""
 
     type: NotRequired[Literal["custom"] | None]
-    name: Annotated[str, Field(min_length=1)]
+    name: Text
     description: NotRequired[str | None]
     input_schema: dict[str, Any]
     """A JSON schema."""
@@ -173,14 +174,14 @@ class MessagesRequest(CountTokensRequest):
     max_tokens: Annotated[int, Field(ge=1)]
     """Where it is more than the context holds, the answer may end before, with model_context_window_exceeded."""
     stream: bool | None = None
-    stop_sequences: tuple[Annotated[str, Field(min_length=1)], ...] | None = None
+    stop_sequences: tuple[Text, ...] | None = None
     temperature: Annotated[float, Field(ge=0)] | None = None
     """0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     """Sample from the likeliest tokens that make up this share."""
     top_k: Annotated[int, Field(ge=-1, le=2**31)] | None = None
     """Sample from so many likeliest tokens; 0 or -1: from all."""
-    timeout_s: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
+    timeout_s: Timeout | None = None
     """Seconds until the answer ends as it is, as with max_tokens; the server may have a bound of its own."""
 
 

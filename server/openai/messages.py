@@ -54,12 +54,12 @@ class CustomCall(TypedDict):
     custom: CalledTool
 
 
-def _type_of(given: Any) -> Any:
+def type_of(given: Any) -> Any:
     return given.get("type") if isinstance(given, dict) else None
 
 
 def _kind_of_call(given: Any) -> str:
-    return "custom" if _type_of(given) == "custom" else "function"
+    return "custom" if type_of(given) == "custom" else "function"
 
 
 ToolCall = Annotated[
@@ -134,7 +134,7 @@ class OtherTool(TypedDict):
 
 
 def _kind_of_tool(given: Any) -> str:
-    kind = _type_of(given)
+    kind = type_of(given)
     return "other" if isinstance(kind, str) and kind != "function" else "function"
 
 

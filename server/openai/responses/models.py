@@ -8,16 +8,12 @@ from typing_extensions import TypedDict
 
 from server.bodies import Hint, ModelRequest, Unsupported, invalid_request
 from server.openai.base import Priority, Timeout
-from server.openai.messages import ToolChoice
+from server.openai.messages import ToolChoice, type_of
 from server.sampling import NumLogprobs, SamplingFields
 from server.structured import CLOSED, STRICT, PlainFormat
 
 Status = Literal["in_progress", "completed", "incomplete"]
 Role = Literal["user", "assistant", "system", "developer"]
-
-
-def _type_of(given: Any) -> Any:
-    return given.get("type") if isinstance(given, dict) else None
 
 
 def new_id(prefix: str) -> str:
@@ -139,7 +135,7 @@ _OF_SERVER = frozenset(get_args(ServerItemType))
 
 def item_kind(item: Any) -> str:
     """Which of the types of items it is: its type, or what several types have in common."""
-    kind = _type_of(item)
+    kind = type_of(item)
     if kind is None:
         return "message" if not isinstance(item, dict) or "role" in item else "item_reference"
     if not isinstance(kind, str) or kind in ("message", "reasoning", "function_call", "item_reference"):
@@ -183,7 +179,7 @@ class OtherTool(TypedDict):
 
 
 def _kind_of_tool(given: Any) -> str:
-    kind = _type_of(given)
+    kind = type_of(given)
     if kind is None:
         return "function"
     return "other" if isinstance(kind, str) and kind not in ("function", "namespace") else str(kind)
