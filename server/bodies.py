@@ -28,6 +28,8 @@ UNTIL_ANSWERED = "octavo.until_answered"
 MAX_VALUES = 1_000_000
 """Values in one body; each takes some 50 ns. Arrays, objects and keys take as long as `_SLOW` values."""
 _SLOW = 5
+_MAX_ERRORS = 10_000
+"""Of one body, which are looked at: each takes microseconds. Only objects with many keys have so many."""
 _PIECE = 2**18
 """Bytes; the interpreter's lock is held for milliseconds while values are counted in so many."""
 
@@ -269,6 +271,8 @@ def _weight(data: bytes | bytearray) -> int:
 
 def invalid_request(error: ValidationError, data: bytes | bytearray | None = None) -> InvalidRequest:
     """The error that goes deepest into the body, in one line; `param` is the top-level field."""
+    if (count := error.error_count()) > _MAX_ERRORS:
+        return InvalidRequest(f"the body has {count} errors")
     details = error.errors(include_url=False, include_input=False)
     if details[0]["type"] == "json_invalid":
         if "recursion limit" in details[0]["msg"]:

@@ -170,11 +170,12 @@ async def test_names_with_slashes(engine: FakeEngine) -> None:
         b"[" + b"1234," * 990_000 + b"1]",
         b'["a"' + b",1" * 990_000 + b"]",
         b"[" + b"null," * 990_000 + b"1]",
+        b'"a", "logit_bias": {' + b",".join(b'"x%d":"y"' % number for number in range(160_000)) + b"}",
         b"[" + b"[]," * (7 << 20) + b"[]]",
         b"[" + b'"",' * (7 << 20) + b'""]',
         b"[" * (20 << 20),
     ],
-    ids=["text", "escapes", "ids", "long ids", "as many ids as may be", "mixed", "nulls", "lists", "texts", "brackets"],
+    ids=["text", "escapes", "ids", "long ids", "most ids", "mixed", "nulls", "keys", "lists", "texts", "brackets"],
 )
 def test_twenty_megabytes_do_not_stall_other_requests(prompt: bytes) -> None:
     """Parsing holds the interpreter's lock, so all of its CPU time is an upper bound of what others wait."""
