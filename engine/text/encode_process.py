@@ -6,6 +6,7 @@
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 from array import array
 from asyncio.subprocess import PIPE
@@ -47,6 +48,8 @@ def main() -> None:
     from engine.checkpoints import open_checkpoint
     from engine.text.tokenizer import load_tokenizer
 
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     os.nice(5)  # streams come first
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # rather this one than those that serve others

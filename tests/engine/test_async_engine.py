@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -340,6 +341,21 @@ async def test_signals_to_the_group_leave_the_core_to_its_parent(engine, number)
     os.kill(engine._supervisor.client.pid, number)
     assert (await reader)[-1].finish_reason == "length"
     assert (await collect(engine, [5, 6], GREEDY))[-1].finish_reason == "length"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_signals_to_the_group_leave_the_encoding_of_a_very_long_text(engine, number):
+    others = set(psutil.Process().children())
+    encoding = asyncio.create_task(engine.encode("Hello, world. " * 200_000))
+    while not (started := set(psutil.Process().children()) - others):
+        await asyncio.sleep(0.01)
+    [process] = started
+    ignored = 0
+    while not ignored >> (number - 1) & 1:
+        await asyncio.sleep(0.01)
+        ignored = int(re.search(r"SigIgn:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16)
+    process.send_signal(number)
+    assert len(await encoding) > 200_000
 
 
 async def test_a_failed_start_is_one_line(folder, tmp_path):
