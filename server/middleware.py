@@ -51,6 +51,8 @@ class RequestMiddleware:
                     record.status = message["status"]
                     if (route := scope.get("route")) is not None:
                         record.route = route.path_format
+                    elif scope["path"].startswith(_OPEN_FOLDER):
+                        record.route = _OPEN_FOLDER + "{file}"
                     is_whole = any(name == b"content-length" for name, _ in message["headers"])
                     if is_whole and (timing := record.server_timing(time.monotonic())):
                         added.append((b"server-timing", timing))

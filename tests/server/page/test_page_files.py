@@ -41,6 +41,11 @@ async def test_files_are_served_as_they_are(client: httpx.AsyncClient, name: str
     assert changed.status_code == 200
 
 
+async def test_files_are_counted_under_one_route(client: httpx.AsyncClient) -> None:
+    await client.get("/page/main.js")
+    assert 'route="/page/{file}",status="200"} 1.0' in (await client.get("/metrics")).text
+
+
 async def test_every_file_has_a_tag_of_its_own(client: httpx.AsyncClient) -> None:
     tags = {(await client.get(path_of(name), headers=BROWSER)).headers["etag"] for name in NAMES}
     assert len(tags) == len(NAMES)
