@@ -132,4 +132,5 @@ def refuse_unknown(unknown: list[str], parser: argparse.ArgumentParser) -> None:
         for foreign in FOREIGN:
             if name in foreign.names and not any(flag.startswith(name) for flag in flags):
                 raise UsageError(f"{name} {foreign.answer}")
-        raise UsageError(f"unknown argument {name}{did_you_mean(name, flags)}")
+        own = [next((flag for flag in action.option_strings if flag in flags), "") for action in shown]  # no aliases
+        raise UsageError(f"unknown argument {name}{did_you_mean(name, own) or did_you_mean(name, flags)}")
