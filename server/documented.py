@@ -25,3 +25,8 @@ def streamed(piece: Any, media_type: str = EVENTS) -> dict[int | str, dict[str, 
         properties = {"event": {"type": "string"}, "data": {"anyOf": [data, {"const": "[DONE]"}]}}
         described = {"type": "object", "required": ["data"], "properties": properties}
     return {200: {"content": {media_type: {"schema": described}}}}
+
+
+def given(*names: str) -> dict[str, Any]:
+    """The schema of an object that has all of these fields, none of them null."""
+    return {"required": [*names], "properties": {name: {"not": {"type": "null"}} for name in names}}

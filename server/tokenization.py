@@ -3,14 +3,16 @@
 from typing import Annotated, Any
 
 from fastapi import APIRouter
-from pydantic import Field
+from pydantic import ConfigDict, Field
 from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest
 from server.bodies import BodyRoute, ModelRequest, ParsedRequest, Unsupported, one_of
+from server.documented import given
 from server.errors import error_statuses
 from server.openai.chat_prompt import ChatPromptFields
+from server.openai.messages import Messages
 from server.serving import Serving, ServingOf
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
@@ -18,6 +20,8 @@ router = APIRouter(route_class=BodyRoute, responses=error_statuses())
 
 class TokenizeRequest(ChatPromptFields):
     """vLLM's `prompt` or `messages`; llama.cpp's `content`, whose answer holds `tokens` alone."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [given("prompt"), given("messages"), given("content")]})
 
     prompt: str | None = None
     content: str | None = None
@@ -67,7 +71,7 @@ class TemplateResponse(TypedDict):
 
 
 class TemplateRequest(ChatPromptFields):
-    pass
+    messages: Messages
 
 
 @router.post("/tokenize", response_model=TokenizeResponse | ContentTokens)
@@ -86,7 +90,6 @@ async def detokenize(body: DetokenizeRequest, request: ParsedRequest, serving: S
 @router.post("/apply-template", response_model=TemplateResponse)
 async def apply_template(body: TemplateRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """A chat's prompt."""
-    one_of(body, "messages")
     return await request.answer(lambda: _apply_template(serving, body))
 
 

@@ -16,6 +16,7 @@ from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
 from server.bodies import BodyRoute, ParsedRequest, Unsupported, one_of
 from server.disconnect import until_disconnect
+from server.documented import given
 from server.errors import error_statuses
 from server.field_names import naming
 from server.metrics.records import note_response
@@ -56,6 +57,8 @@ class PoolingFields(ScheduledRequest):
 
 class EmbeddingRequest(PoolingFields, ChatPromptFields):
     """Either `input` or `messages`, of which the chat's whole prompt is embedded."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [given("input"), given("messages")]})
 
     input: TextsOrIds | None = None
     encoding_format: Literal["float", "base64"] | None = None
@@ -101,14 +104,10 @@ class ScoringFields(PoolingFields):
 PAIRS = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
 
 
-def _given(*names: str) -> dict[str, Any]:
-    return {"required": [*names], "properties": {name: {"not": {"type": "null"}} for name in names}}
-
-
 class ScoreRequest(ScoringFields):
     """One text against each of several, or two lists of the same length in pairs, under one of four pairs of names."""
 
-    model_config = ConfigDict(json_schema_extra={"oneOf": [_given(*pair) for pair in PAIRS]})
+    model_config = ConfigDict(json_schema_extra={"oneOf": [given(*pair) for pair in PAIRS]})
 
     text_1: Texts | None = None
     text_2: Texts | None = None
