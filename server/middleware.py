@@ -15,7 +15,7 @@ from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
 from server.bodies import UNTIL_ANSWERED
 from server.errors import error_response
-from server.metrics.records import CURRENT_REQUEST
+from server.metrics.records import CURRENT_REQUEST, RequestRecord
 from server.security.keys import read_keys
 from server.security.origins import Origins, RawHeaders
 from server.serving import Serving
@@ -46,19 +46,7 @@ class RequestMiddleware:
             if scope["method"] == "HEAD":
                 scope["method"] = "GET"
 
-            async def send_with_headers(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    record.status = message["status"]
-                    if (route := scope.get("route")) is not None:
-                        record.route = route.path_format
-                    elif scope["path"].startswith(_OPEN_FOLDER):
-                        record.route = _OPEN_FOLDER + "{file}"
-                    is_whole = any(name == b"content-length" for name, _ in message["headers"])
-                    if is_whole and (timing := record.server_timing(time.monotonic())):
-                        added.append((b"server-timing", timing))
-                    message["headers"] = [*message["headers"], *added]
-                await send(message)
-
+            send_with_headers = self._sender(scope, record, added, send)
             try:
                 response = self.admission.admit(scope, added)
                 await (response or self.app)(scope, receive, send_with_headers)
@@ -76,6 +64,26 @@ class RequestMiddleware:
             response = error_response(Request(scope), error)
             requests.note_error(record, error, response.status_code)
             await response(scope, receive, send_with_headers)
+
+    def _sender(self, scope: Scope, record: RequestRecord, added: RawHeaders, send: Send) -> Send:
+        """`send`, which adds headers to an answer's head and notes its status and end in the request's record."""
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                if (route := scope.get("route")) is not None:
+                    record.route = route.path_format
+                elif scope["path"].startswith(_OPEN_FOLDER):
+                    record.route = _OPEN_FOLDER + "{file}"
+                is_whole = any(name == b"content-length" for name, _ in message["headers"])
+                if is_whole and (timing := record.server_timing(time.monotonic())):
+                    added.append((b"server-timing", timing))
+                message["headers"] = [*message["headers"], *added]
+            elif not message.get("more_body", False):
+                self.serving.requests.free_id(record)
+            await send(message)
+
+        return send_with_headers
 
 
 class Admission:

@@ -90,6 +90,11 @@ class RequestTracker(Observer):
             raise InvalidRequest(f"request id {shown(request_id)} is in use", param="request_id")
         record.claimed_id = request_id
 
+    def free_id(self, record: RequestRecord) -> None:
+        """With the end of its answer, which a client may follow with a request of the same id."""
+        if record.num_open == 1:
+            record.claimed_id = None
+
     def keep_open(self) -> Callable[[], None]:
         """The current request does not end before the function that is returned was called."""
         record = CURRENT_REQUEST.get(None)

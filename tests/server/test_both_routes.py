@@ -1,5 +1,6 @@
 """What holds for /v1/completions and for /v1/chat/completions alike, in-process."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -208,3 +209,30 @@ def test_choices_can_be_rebuilt_from_a_stream_by_their_index(url: str, engine: F
         assert choice.logprobs
         assert positions == choice.logprobs.content
         assert "".join(entry.token for entry in positions).removesuffix("<end>") == choice.message.content
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_id_may_be_used_again_as_soon_as_its_answer_has_ended(path: str, stream: bool) -> None:
+    """The client sends the next request before the server has put the first one away."""
+    app = create_app(FakeEngine(), ServerConfig(), "fake")
+    transport = httpx.ASGITransport(app)
+    body = {"prompt": "hi", "messages": [{"role": "user", "content": "hi"}], "request_id": "mine", "stream": stream}
+    later: list[asyncio.Task[httpx.Response]] = []
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as other:
+            return await other.post(path, json=body)
+
+    async def again_at_the_end(scope: Any, receive: Any, send: Any) -> None:
+        async def send_and_ask(message: Any) -> None:
+            await send(message)
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                later.append(asyncio.create_task(ask()))
+                await asyncio.shield(later[0])
+
+        await app(scope, receive, send_and_ask)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(again_at_the_end), base_url="http://test") as http:
+        assert (await http.post(path, json=body)).status_code == 200
+    assert [(await one).status_code for one in later] == [200]
