@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,7 +19,7 @@ from server import admin, ollama, token_generation, tokenization
 from server.anthropic import routes as anthropic
 from server.bodies import invalid_parameter
 from server.documented import DEFINITIONS
-from server.errors import error_response
+from server.errors import ErrorResponse, OllamaError, error_response
 from server.llama_cpp import routes as llama_cpp
 from server.metrics import routes as metrics
 from server.metrics.records import CURRENT_REQUEST
@@ -91,7 +92,9 @@ def _wrong_method(request: Request, routes: list[Route]) -> HTTPException | None
 def _openapi(generate: Callable[[], dict[str, Any]], config: ServerConfig) -> dict[str, Any]:
     """FastAPI's document, with what is streamed, and with what needs a key where there are any."""
     document = generate()
-    document["components"]["schemas"] |= DEFINITIONS
+    forms: list[Any] = [(form.__name__, "serialization", TypeAdapter(form)) for form in (ErrorResponse, OllamaError)]
+    _, errors = TypeAdapter.json_schemas(forms, ref_template="#/components/schemas/{model}")
+    document["components"]["schemas"] |= DEFINITIONS | errors["$defs"]
     if config.api_key or config.api_key_file is not None:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path in document["paths"].keys() - OPEN:
