@@ -18,7 +18,7 @@ from engine.async_engine import AsyncEngine
 from server import admin, ollama, token_generation, tokenization
 from server.anthropic import routes as anthropic
 from server.bodies import invalid_parameter
-from server.documented import DEFINITIONS
+from server.documented import definitions
 from server.errors import ErrorResponse, OllamaError, error_response
 from server.llama_cpp import routes as llama_cpp
 from server.metrics import routes as metrics
@@ -94,7 +94,7 @@ def _openapi(generate: Callable[[], dict[str, Any]], config: ServerConfig) -> di
     document = generate()
     forms: list[Any] = [(form.__name__, "serialization", TypeAdapter(form)) for form in (ErrorResponse, OllamaError)]
     _, errors = TypeAdapter.json_schemas(forms, ref_template="#/components/schemas/{model}")
-    document["components"]["schemas"] |= DEFINITIONS | errors["$defs"]
+    document["components"]["schemas"] |= definitions() | errors["$defs"]
     if config.api_key or config.api_key_file is not None:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path in document["paths"].keys() - OPEN:
