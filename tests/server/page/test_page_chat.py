@@ -1,6 +1,7 @@
 """The page's chat in Chromium, in front of an engine whose answers are known."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,14 @@ def send(page: Browser, text: str, *, wait: bool = True) -> None:
     page.wait("document.querySelector('.message.assistant')")
     if wait:
         page.wait(IDLE)
+
+
+def wait_for_aborts(engine: FakeEngine, number: int) -> None:
+    """The page is idle at once; the server learns of it when the connection closes."""
+    deadline = time.monotonic() + 5
+    while len(engine.aborted) < number and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(engine.aborted) == number
 
 
 def test_an_answer_with_its_figures(page: Browser, engine: FakeEngine) -> None:
@@ -47,12 +56,13 @@ def test_an_answer_comes_piece_by_piece_and_can_be_stopped(page: Browser, engine
     written = page.text(ANSWER)
     assert 20 < len(written) < 2500
     assert "stopped by you" in page.text(".message.assistant .stats")
-    assert len(engine.aborted) == 1
+    wait_for_aborts(engine, 1)
     send(page, "more", wait=False)
     page.wait("document.querySelectorAll('.message.assistant').length === 2")
+    page.wait("document.querySelector(arguments[0])?.textContent.length > 0", ANSWER)
     page.click("#halt")
     page.wait(IDLE)
-    assert len(engine.aborted) == 2
+    wait_for_aborts(engine, 2)
 
 
 def test_models_cannot_run_anything(page: Browser, engine: FakeEngine) -> None:
