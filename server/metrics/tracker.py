@@ -111,7 +111,8 @@ class RequestTracker(Observer):
             return
         record.error = error.code or error.type
         if isinstance(error, QueueFull | Unavailable) and not record.num_choices:
-            self._metrics.refused[error.code if error.code in self._metrics.refused else "engine"].inc()
+            refused = self._metrics.refused
+            refused[error.code if error.code in refused else "engine"] += 1
 
     def _close(self, record: RequestRecord) -> None:
         record.num_open -= 1
@@ -194,7 +195,7 @@ class RequestTracker(Observer):
     def _note_first_token(self, choice: ChoiceRecord, now: float) -> None:
         choice.first_token = now
         self._metrics.first_token.observe(time.monotonic() - choice.received)
-        self._metrics.prompt_tokens.inc(choice.num_prompt_tokens)
+        self._metrics.num_prompt_tokens += choice.num_prompt_tokens
 
     def _note_stats(self, stats: StepStats) -> None:
         if stats.step_tokens and (self._stats is None or stats.time != self._stats.time):
