@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from server import version
 from server.errors import ErrorResponse
 from server.page import INDEX, PageFiles
 from server.serving import Model, Serving, ServingOf
-from server.version import version
 
 router = APIRouter()
 

@@ -15,7 +15,7 @@ from starlette.routing import Match, Route
 from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
-from server import admin, ollama, token_generation, tokenization
+from server import admin, ollama, token_generation, tokenization, version
 from server.anthropic import routes as anthropic
 from server.bodies import invalid_parameter
 from server.documented import definitions
@@ -29,7 +29,6 @@ from server.openai.responses import routes as responses
 from server.openai.responses.store import ResponseStore
 from server.page import PageFiles
 from server.serving import Serving
-from server.version import version
 
 PROTOCOLS = (
     *(chat, completions, responses, embeddings, anthropic, llama_cpp),

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from configs.errors import UsageError, printable
 from configs.settings import EngineConfig, ServerConfig
 from configs.sources import resolve, unknown_variables
+from server import version
 from server.commands.bench.flags import CLIENTS, add_benchmarks
 from server.flags import Parser, add_foreign_flags, add_setting_flags, given_settings, refuse_unknown
-from server.version import version
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from configs.errors import QueueFull
-from server.disconnect import until_disconnect
+from server.sse import until_disconnect
 
 Result = TypeVar("Result")
 Work = Callable[[], Coroutine[Any, Any, Result]]

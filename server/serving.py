@@ -17,12 +17,12 @@ from starlette.types import Scope
 from configs.errors import EngineDead, InvalidRequest, ModelNotFound, ShuttingDown, shown
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
+from server import version
 from server.metrics.live import LiveView
 from server.metrics.prometheus import EngineMetrics
 from server.metrics.records import current_owner
 from server.metrics.tracker import RequestTracker
 from server.preparation import Preparation
-from server.version import version
 
 
 class Model(BaseModel):

@@ -1,14 +1,46 @@
-"""Server-sent events: framing, and the response that sends them."""
+"""Answers that end when the client goes away; server-sent events, and the response that sends them."""
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from server.disconnect import ClientGone, until_disconnect
+from configs.errors import RequestError
+
+Result = TypeVar("Result")
+
+
+class ClientGone(RequestError):
+    """Nobody reads the answer; the status is only for logs."""
+
+    status = 499
+
+
+async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Run `work`; when the client disconnects first, cancel it, wait for its end and raise `ClientGone`.
+
+    The request's body must have been read.
+    """
+    working = asyncio.create_task(work)
+    watching = asyncio.create_task(_disconnected(receive))
+    watching.add_done_callback(lambda _: working.cancel())
+    try:
+        return await working
+    except asyncio.CancelledError:
+        if watching.done():
+            raise ClientGone("the client closed the connection") from None
+        raise
+    finally:
+        watching.cancel()
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
 
 EVENT_END = b"\n\n"
 DONE = b"data: [DONE]\n\n"

@@ -14,7 +14,6 @@ from configs.errors import InvalidRequest
 from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.bodies import BodyRoute, ParsedRequest, Unsupported
-from server.disconnect import until_disconnect
 from server.documented import streamed
 from server.errors import error_statuses, openai_error
 from server.field_names import naming
@@ -31,7 +30,7 @@ from server.openai.base import (
 )
 from server.sampling import NumLogprobs, SamplingFields, TokenId, beam_length_penalty, given_fields, sampling_params
 from server.serving import Serving, ServingOf
-from server.sse import DONE, EventStream, event
+from server.sse import DONE, EventStream, event, until_disconnect
 from server.structured import structured_outputs
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())

@@ -23,12 +23,11 @@ from server.anthropic.models import (
 )
 from server.bodies import BodyRoute, ParsedRequest
 from server.chat import Answers, render, start_chat
-from server.disconnect import until_disconnect
 from server.documented import streamed
 from server.errors import anthropic_error, error_statuses
 from server.generation import Generation
 from server.serving import ServingOf
-from server.sse import EventStream, named_event
+from server.sse import EventStream, named_event, until_disconnect
 from server.tools import tool_input
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())

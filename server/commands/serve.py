@@ -23,10 +23,10 @@ from engine.bundled import BUNDLED
 from engine.log_lines import configure
 from engine.messages import CoreReady
 from engine.supervisor import Supervision
+from server import version
 from server.listener import bind, bind_unix, raise_descriptor_limit
 from server.metrics.records import current_request_id
 from server.security.keys import check_security
-from server.version import version
 
 logger = logging.getLogger(__name__)
 

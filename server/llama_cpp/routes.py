@@ -11,8 +11,8 @@ from typing_extensions import TypedDict
 from configs.errors import Unavailable
 from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
+from server import version
 from server.bodies import BodyRoute, ParsedRequest
-from server.disconnect import until_disconnect
 from server.documented import streamed
 from server.errors import error_statuses, openai_error
 from server.generation import Generation
@@ -28,8 +28,7 @@ from server.logprobs import LOWEST, spelling
 from server.metrics.records import current_phases
 from server.sampling import sampling_params
 from server.serving import Serving, ServingOf
-from server.sse import EventStream, event
-from server.version import version
+from server.sse import EventStream, event, until_disconnect
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
 

@@ -7,8 +7,8 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-spans/
 from typing import Any
 
 from configs.errors import UsageError
+from server import version
 from server.metrics.records import FAILED, RequestRecord
-from server.version import version
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

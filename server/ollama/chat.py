@@ -15,7 +15,6 @@ from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.answers.delta import Answer, DeltaMessage, ToolCall
 from server.bodies import BodyRoute, ParsedRequest
 from server.chat import Answers, start_chat
-from server.disconnect import until_disconnect
 from server.documented import LINES, streamed
 from server.errors import OllamaError, error_statuses, ollama_error
 from server.generation import Generation
@@ -34,7 +33,7 @@ from server.ollama.requests import (
 )
 from server.serving import Serving, ServingOf
 from server.shortening import DROPPED, without_oldest
-from server.sse import EventStream
+from server.sse import EventStream, until_disconnect
 from server.structured import STRICT
 from server.tools import tool_input
 

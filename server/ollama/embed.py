@@ -10,12 +10,12 @@ from starlette.responses import Response
 from typing_extensions import TypedDict
 
 from server.bodies import BodyRoute, ParsedRequest
-from server.disconnect import until_disconnect
 from server.errors import OllamaError, error_statuses
 from server.ollama.requests import OllamaBody
 from server.openai.base import Timeout
 from server.openai.embeddings import Embedder, PoolingFields, TextToEmbed, prompts_of
 from server.serving import Serving, ServingOf
+from server.sse import until_disconnect
 from server.structured import STRICT
 from server.vectors import filled, shaped
 

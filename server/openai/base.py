@@ -13,11 +13,10 @@ from configs.errors import InvalidRequest
 from configs.settings import MAX_SECONDS, ServerConfig
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.bodies import Hint, ModelRequest, ParsedRequest, Unsupported
-from server.disconnect import until_disconnect
 from server.errors import openai_error
 from server.generation import Generation
 from server.sampling import SamplingFields, TruncateTo, given_fields
-from server.sse import DONE, EVENT_END, EventStream, event
+from server.sse import DONE, EVENT_END, EventStream, event, until_disconnect
 from server.structured import CLOSED, JsonSchema, ResponseFormat, structured_field, structured_output
 
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]

@@ -15,7 +15,6 @@ from typing_extensions import TypedDict
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
 from server.bodies import BodyRoute, ParsedRequest, Unsupported, one_of
-from server.disconnect import until_disconnect
 from server.documented import given
 from server.errors import error_statuses
 from server.field_names import naming
@@ -26,6 +25,7 @@ from server.openai.completions import TextsOrIds, prompt_list
 from server.sampling import TruncateTo, truncated
 from server.serving import Serving, ServingOf, own_cache_salt
 from server.shortening import context_size, encode_part
+from server.sse import until_disconnect
 from server.structured import STRICT
 from server.vectors import cosines, filled, shaped
 

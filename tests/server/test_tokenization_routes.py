@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.settings import ServerConfig
+from server import version
 from server.app import create_app
-from server.version import version
 from tests.server.conftest import MODEL
 from tests.server.fake_engine import BOS, VOCAB_SIZE, FakeEngine
 from tests.server.test_embeddings_routes import post, refused

@@ -16,7 +16,7 @@ import msgspec
 from configs.errors import UsageError
 from configs.settings import EngineConfig
 from engine.machine import free_memory, usable_cores
-from server.version import version
+from server import version
 
 from .flags import METRICS
 from .load import Bench

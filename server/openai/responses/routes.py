@@ -12,7 +12,6 @@ from typing_extensions import TypedDict
 from configs.errors import ContextLengthExceeded, InvalidRequest, shown
 from server.bodies import BodyRoute, ParsedRequest
 from server.chat import render, start_chat
-from server.disconnect import until_disconnect
 from server.documented import streamed
 from server.errors import error_statuses
 from server.openai.responses.conversion import chat_of, first_response, namespaces_of, read_items
@@ -21,7 +20,7 @@ from server.openai.responses.models import Item, ResponsesRequest
 from server.openai.responses.store import ResponseStore, StoredEvents, StoredResponse
 from server.serving import Serving, ServingOf
 from server.shortening import DROPPED, without_oldest
-from server.sse import EventStream
+from server.sse import EventStream, until_disconnect
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
 _EVENTS = streamed(StreamEvent)
