@@ -12,8 +12,8 @@ from engine.input_processor import RenderedChat
 from engine.outputs import CompletionOutput, RequestOutput
 from server.answers.delta import Answer, DeltaMessage
 from server.answers.grammar import Choice, answer_grammar
-from server.answers.parser import AnswerParser, ReasoningParser
-from server.answers.styles import AnswerStyle, style_of
+from server.answers.parser import AnswerParser
+from server.answers.styles import AnswerStyle, ReasoningParser, style_of
 from server.field_names import FieldNames, naming
 from server.generation import Generation, Prompt
 from server.sampling import fitted, sampling_params, truncated
@@ -247,7 +247,7 @@ class _Reading:
         )
         markers = [
             *(self.style.tools.markers if self.tools else ()),
-            *(self.reasoning.markers if self.reasoning else ()),
+            *(self.reasoning or ()),
         ]
         ids = map(serving.engine.tokenizer.special_id, markers)
         shown = tuple(token_id for token_id in ids if token_id is not None)

@@ -1,262 +1,263 @@
-"""Content with tool calls in it: what all styles share, and calls written in JSON or in Python."""
+"""Tool calls in JSON, in Python and in elements, read one at a time.
 
+Each function here reads one call and returns whether it has come to its end. Text becomes a call once its name and its
+arguments' beginning are there; one that breaks off later stays the call that it was, with arguments as far as they
+came. Functions that nobody offered are called all the same where a marker shows that a call is meant.
+"""
+
+import json
 import re
-import secrets
-import string
-import uuid
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
-from server.answers.delta import AnswerReader
-from server.answers.reader import JSON, NAME, PYTHON, Wait, drop, json_text, literal_as_json, unpacked
+import msgspec
+
+from server.answers.delta import DeltaMessage, DeltaToolCall
+from server.answers.reader import PYTHON, Reader, Sink, Wait, drop, json_text, literal_as_json
 
 Functions: TypeAlias = Mapping[str, dict[str, Any]]
 """The names of the functions offered, and their parameters' JSON schemas."""
+Kind = TypeVar("Kind", dict[str, Any], list[Any])
 
-_BRACES = re.compile(r"\}+")
+_NAME = re.compile(r"[\w.-]+")
+"""What names of functions consist of where nothing else delimits them."""
 _ARGUMENTS = ("arguments", "parameters")
 _KEYS = {"name", "type", "id", "function", *_ARGUMENTS}
 
 
-def random_id() -> str:
-    """An id of a call as OpenAI's are."""
-    return f"call_{uuid.uuid4().hex[:24]}"
+class AnswerReader(Reader):
+    """The reader of one answer, and the delta that is made of what it has read."""
 
-
-def short_id() -> str:
-    """An id of nine letters or digits; Mistral's templates take no others."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
-
-
-class ToolStyle(NamedTuple):
-    """One way of writing tool calls: how a template shows it, how calls are read, and how a grammar has them written.
-
-    A grammar has calls written as in `call`, … being the arguments, and all of them together as in `calls`.
-    """
-
-    name: str
-    sign: str
-    """A regular expression for what a chat template holds that teaches the style."""
-    parser: type["ToolParser"]
-    opening: tuple[str, ...]
-    """What nothing but calls begins with. Of these and `bare` none begins another."""
-    call: str
-    calls: str = "…"
-    separator: str = ""
-    """Between two calls."""
-    trigger: str = ""
-    """What free text may not hold without a call behind it; by default, the first call's beginning."""
-    bare: tuple[str, ...] = ()
-    """What calls may begin with, and ordinary text as well."""
-    closing: tuple[str, ...] = ()
-    """What ends the calls of one marker; it may be missing at the end of the answer."""
-    arguments: Literal["json", "qwen_xml", "keywords"] = "json"
-    make_id: Callable[[], str] = random_id
-
-    @property
-    def markers(self) -> tuple[str, ...]:
-        """What may be special tokens, so text for the parser has to keep those."""
-        return self.opening + self.closing
-
-
-class ToolParser:
-    """Reads content with tool calls in it. What one call looks like is in the subclasses.
-
-    Text becomes a call once its name and its arguments' beginning are there. A candidate that turns out to be none
-    before that is content, character for character, or nothing where the end of a cut answer breaks it off; one that
-    breaks off later stays the call that it was, with arguments as far as they came. Functions that nobody offered are
-    called all the same where a marker shows that a call is meant; without one, they are content.
-    """
-
-    beginning: re.Pattern[str]
-    """What a call behind another one begins with."""
-
-    def __init__(self, answer: AnswerReader, style: ToolStyle, functions: Functions, *, only_calls: bool) -> None:
-        """Read `answer`; `only_calls` says whether it cannot hold anything else, as a grammar may see to."""
-        self.answer = answer
-        self.style = style
+    def __init__(self, functions: Functions, make_id: Callable[[], str]) -> None:
+        super().__init__()
         self.functions = functions
-        self.only_calls = only_calls
+        self.num_calls = 0
         self.is_bare = False
-        """Whether ordinary text may begin with the latest marker."""
+        """Whether ordinary text may begin with the latest marker: then only functions offered are called."""
         self.begun = False
         """Whether what is read is a call."""
+        self._make_id = make_id
+        self._delta = DeltaMessage()
+        self._spaces: list[str] | None = None
+        """White space that is content if more content follows, and nothing if a call does; None within content, and
+        where there are no calls."""
 
-    def read(self) -> Wait[None]:
-        """Read the answer to its end."""
-        answer, style = self.answer, self.style
-        answer.expect_calls()
-        while marker := (yield from answer.until(style.opening + style.bare, answer.say)):
-            self.is_bare = marker in style.bare
-            answer.hold()
-            if not self.is_bare:
-                answer.take(len(marker))
-            if (yield from self._read_calls()):
-                answer.release()
-                continue
-            yield from answer.peek()  # whether a cut answer ends here tells what was held
-            rest = answer.release()
-            if not (answer.is_cut_here and self._means_a_call(rest)):
-                answer.say(rest)
-        answer.end_content()
+    def think(self, text: str) -> None:
+        """Add reasoning."""
+        self._delta.reasoning += text
 
-    def _means_a_call(self, text: str) -> bool:
-        if self.only_calls or not self.is_bare:
-            return True
-        return '"name"' in text or any(name in text for name in self.functions)
+    def say(self, text: str) -> None:
+        """Add content."""
+        if self._spaces is not None:
+            self._spaces.append(text)
+            if not text or text.isspace():
+                return
+            text, self._spaces = "".join(self._spaces), None
+        self._delta.content += text
 
-    def _read_calls(self) -> Wait[bool]:
-        """Read the calls behind a marker. Text held at the end was none, unless this returns True."""
-        answer, closing = self.answer, self.style.closing
-        in_list = yield from answer.token("[")
-        while True:
-            self.begun = False
-            if not (yield from self.read_call()):
-                return False
-            answer.hold()
-            yield from answer.token(",", ";")
-            yield from answer.span(_BRACES, drop)  # one too many is a common slip
-            yield from answer.spaces()
-            in_brackets = bool(in_list and (yield from answer.literal("]")))
-            if in_brackets and (self.is_bare or not closing):
-                return True
-            if in_brackets:
-                yield from answer.spaces()
-            if (yield from answer.literal(*closing, or_end=True)) or in_brackets:
-                return True
-            if not self.beginning.match((yield from answer.peek())):
-                return False
-
-    def read_call(self) -> Wait[bool]:
-        """Read one call to its end. Returns False where there is none, or it breaks off."""
-        raise NotImplementedError
-
-    def is_offered(self, name: str) -> bool:
+    def is_function(self, name: str) -> bool:
         """Whether a call of the function is meant as one."""
         return bool(name) and (not self.is_bare or name in self.functions)
 
-    def add(self, name: str, arguments: str) -> None:
-        """Add to the arguments of a call of the function, which begins with them."""
-        if not self.begun:
+    def begin_call(self, name: str, arguments: str = "") -> bool:
+        """Add a call, which is what was held, unless it has begun or is none; returns whether it has begun."""
+        if not self.begun and self.is_function(name):
             self.begun = True
-            self.answer.begin_call(name)
-        if arguments:
-            self.answer.add_arguments(arguments)
-
-
-class JsonToolParser(ToolParser):
-    """Calls as JSON objects, `{"name": "f", "arguments": {…}}`, their keys in any order, alone or in a list.
-
-    Of keys that come twice the first counts. An object may be within another one, as in OpenAI's
-    `{"type": "function", "function": {…}}`.
-    """
-
-    beginning = re.compile(r"\{")
-    _name: str | None
-    _early: list[str] | None
-    """Arguments that came before the name."""
-
-    def read_call(self) -> Wait[bool]:
-        """Read an object. Returns whether a call has begun; then it is over."""
-        return (yield from self._read_object())
-
-    def _read_object(self, is_inner: bool = False) -> Wait[bool]:
-        answer = self.answer
-        self._name = self._early = None
-        more = yield from answer.token("{")
-        while more:
-            if (yield from answer.literal("}")):
-                return self._begin("".join(self._early or ["{}"]))
-            if not (yield from self._read_entry(is_inner)):
-                break
-            more = (yield from answer.token(",")) or (yield from answer.peek())
+            self.release()
+            self._delta.tool_calls.append(DeltaToolCall(self.num_calls, self._make_id(), name, arguments))
+            self.num_calls += 1
+            self._spaces = []
         return self.begun
 
-    def _read_entry(self, is_inner: bool) -> Wait[bool]:
-        answer = self.answer
-        key = yield from self._read_string()
-        colon = yield from answer.token(":")
-        if not colon or not (self.begun or key in _KEYS):
-            return False
-        if self.begun:
-            return (yield from answer.value(drop, JSON))
-        if key == "function" and not is_inner and (yield from answer.peek()) == "{":
-            return (yield from self._read_object(is_inner=True))
-        if key in ("name", "function") and self._name is None:
-            self._name = yield from self._read_string()
-            return bool(self._name) and (self._early is None or self._begin("".join(self._early)))
-        if key in _ARGUMENTS and self._early is None:
-            return (yield from self._read_arguments())
-        return (yield from answer.value(drop, JSON))
+    def add_arguments(self, text: str) -> None:
+        """Add to the arguments of the latest call."""
+        if not self._delta.tool_calls:
+            self._delta.tool_calls.append(DeltaToolCall(self.num_calls - 1))
+        self._delta.tool_calls[-1].arguments += text
 
-    def _read_arguments(self) -> Wait[bool]:
-        """An object passes as it comes; null and "" mean none; an object's text within a string is unpacked."""
-        answer = self.answer
-        if (yield from answer.peek()) == "{":
-            if self._name is not None:
-                return self._begin("") and (yield from answer.value(answer.add_arguments, JSON))
-            self._early = []
-            return (yield from answer.value(self._early.append, JSON))
-        if (text := unpacked((yield from answer.value_text(JSON)))) is None:
-            return False
-        self._early = [text or "{}"]
-        return self._name is None or self._begin(self._early[0])
+    def add_argument(self, name: str, keyword: str, value: str = "") -> None:
+        """Add an argument to a call of the function, which begins with its first one."""
+        text = f"{', ' if self.begun else '{'}{json_text(keyword)}: {value}"
+        self.begin_call(name)
+        self.add_arguments(text)
 
-    def _read_string(self) -> Wait[str | None]:
-        if (yield from self.answer.peek()) != '"':
-            return None
-        return unpacked((yield from self.answer.value_text(JSON)))
-
-    def _begin(self, arguments: str) -> bool:
-        """Begin the call, if it is one and has not begun, and return whether it has."""
-        if not self.begun and self._name is not None and self.is_offered(self._name):
-            self.add(self._name, arguments)
-        return self.begun
-
-
-class MistralToolParser(JsonToolParser):
-    """`[TOOL_CALLS][{…}, {…}]`, or in newer models `[TOOL_CALLS]f[ARGS]{…}` for each."""
-
-    def read_call(self) -> Wait[bool]:
-        answer = self.answer
-        name = yield from answer.word(NAME)
-        if not name:
-            return (yield from super().read_call())
-        if (yield from answer.literal("[CALL_ID]")):
-            yield from answer.word(NAME)
-        yield from answer.literal("[ARGS]")
-        yield from answer.spaces()
-        if (yield from answer.peek()) != "{":
-            return False
-        self.add(name, "")
-        yield from answer.value(answer.add_arguments, JSON)
+    def end_arguments(self, name: str) -> bool:
+        """End the call, which has no arguments if it has not begun."""
+        text = "}" if self.begun else "{}"
+        self.begin_call(name)
+        self.add_arguments(text)
         return True
 
 
-class PythonToolParser(ToolParser):
-    """Calls as Python writes them, `[get_weather(city="Paris", days=3), now()]`, with literals for keywords.
+def read_object(answer: AnswerReader, is_inner: bool = False) -> Wait[bool]:
+    """Read `{"name": "f", "arguments": {…}}`, its keys in any order, of those that come twice the first.
 
-    An argument leaves when it is complete.
+    An object may be within another one, as in OpenAI's `{"type": "function", "function": {…}}`. Arguments that are an
+    object pass as they come; null and "" mean none; an object's text within a string is unpacked.
     """
+    name: str | None = None
+    arguments: str | None = None  # that came before the name
+    more = yield from answer.token("{")
+    while more:
+        if (yield from answer.literal("}")):
+            return answer.begin_call(name or "", arguments or "{}")
+        key = yield from _read_string(answer)
+        if not (yield from answer.token(":")) or not (answer.begun or key in _KEYS):
+            break
+        is_object = (yield from answer.peek()) == "{"
+        if answer.begun:
+            is_whole = yield from answer.value(drop)
+        elif key == "function" and is_object and not is_inner:
+            is_whole = yield from read_object(answer, is_inner=True)
+        elif key in ("name", "function") and name is None:
+            name = yield from _read_string(answer)
+            is_whole = bool(name) and (arguments is None or answer.begin_call(name or "", arguments or "{}"))
+        elif key in _ARGUMENTS and name and is_object and arguments is None:
+            is_whole = answer.begin_call(name) and (yield from answer.value(answer.add_arguments))
+        elif key in _ARGUMENTS and arguments is None:
+            text = yield from answer.value_text()
+            arguments = (text or None) if is_object else _unpacked(text)
+            is_whole = arguments is not None and (name is None or answer.begin_call(name, arguments or "{}"))
+        else:
+            is_whole = yield from answer.value(drop)
+        if not is_whole:
+            break
+        more = (yield from answer.token(",")) or (yield from answer.peek())
+    return answer.begun
 
-    beginning = NAME
 
-    def read_call(self) -> Wait[bool]:
-        """Read a call, which begins with its first argument, or with its end when it has none."""
-        answer = self.answer
-        name = yield from answer.word(NAME)
-        opened = yield from answer.literal("(")
-        if not opened or not self.is_offered(name):
+def _read_string(answer: AnswerReader) -> Wait[str | None]:
+    return _unpacked((yield from answer.value_text())) if (yield from answer.peek()) == '"' else None
+
+
+def _unpacked(text: str) -> str | None:
+    """A JSON string's content, "" for null, any other value's text, and None for what is no JSON or no UTF-8."""
+    try:
+        value = msgspec.json.decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, str) else "" if value is None else text
+
+
+def read_named(answer: AnswerReader) -> Wait[bool]:
+    """Read `f[ARGS]{…}`, as newer models of Mistral write behind each `[TOOL_CALLS]`, or an object."""
+    name = yield from answer.word(_NAME)
+    if not name:
+        return (yield from read_object(answer))
+    if (yield from answer.literal("[CALL_ID]")):
+        yield from answer.word(_NAME)
+    yield from answer.literal("[ARGS]")
+    yield from answer.spaces()
+    if (yield from answer.peek()) != "{":
+        return False
+    answer.begin_call(name)
+    yield from answer.value(answer.add_arguments)
+    return True
+
+
+def read_keywords(answer: AnswerReader) -> Wait[bool]:
+    """Read `get_weather(city="Paris", days=3)`, with literals for keywords; each leaves when it is complete."""
+    name = yield from answer.word(_NAME)
+    if not (yield from answer.literal("(")) or not answer.is_function(name):
+        return False
+    yield from answer.spaces()
+    while not (yield from answer.literal(")")):
+        keyword = yield from answer.word(_NAME)
+        equals = yield from answer.token("=")
+        literal = (yield from answer.value_text(PYTHON)) if keyword and equals else ""
+        if not literal or not ((yield from answer.token(",")) or (yield from answer.peek()) == ")"):
             return False
+        if (value := literal_as_json(literal)) is None:
+            return False
+        answer.add_argument(name, keyword, value)
+    return answer.end_arguments(name)
+
+
+_ELEMENT_NAME = re.compile(r"[^<>\s]+")
+_END, _NEXT = "</parameter>", "<parameter="
+_AFTER_VALUES = ("\n" + _NEXT, "\n</function>\n</tool_call>", "\n</function></tool_call>")
+"""What ends a value whose closing tag is missing."""
+_TYPES = {bool: "boolean", int: "integer number", float: "number", list: "array", dict: "object", type(None): "null"}
+"""JSON types, but for strings, by Python's."""
+
+
+def read_elements(answer: AnswerReader) -> Wait[bool]:
+    """Read an element for each argument, as Qwen3-Coder writes them, with line breaks between all of these:
+
+    <function=name> <parameter=city> Paris </parameter> </function>
+
+    Calls as JSON objects are read too.
+    """
+    if not (yield from answer.literal("<function=")):
+        return (yield from read_object(answer))
+    name = yield from _read_element_name(answer)
+    if not answer.is_function(name):
+        return False
+    yield from answer.spaces()
+    while (yield from answer.literal(_NEXT)) and (parameter := (yield from _read_element_name(answer))):
+        answer.add_argument(name, parameter)
+        yield from _read_element(answer, *_types_and_choices(answer.functions.get(name), parameter))
         yield from answer.spaces()
-        while not (yield from answer.literal(")")):
-            keyword = yield from answer.word(NAME)
-            equals = yield from answer.token("=")
-            literal = (yield from answer.value_text(PYTHON)) if keyword and equals else ""
-            if not literal or not ((yield from answer.token(",")) or (yield from answer.peek()) == ")"):
-                return False
-            if (value := literal_as_json(literal)) is None:
-                return False
-            self.add(name, f"{', ' if self.begun else '{'}{json_text(keyword)}: {value}")
-        self.add(name, "}" if self.begun else "{}")
-        return True
+    if (yield from answer.literal("</function>", or_end=True)):
+        answer.end_arguments(name)
+    return answer.begun
+
+
+def _read_element_name(answer: AnswerReader) -> Wait[str]:
+    name = yield from answer.word(_ELEMENT_NAME)
+    return name if (yield from answer.literal(">")) else ""
+
+
+def _read_element(answer: AnswerReader, types: set[str], choices: dict[str, str]) -> Wait[None]:
+    """Read a parameter's value: text, which passes as it comes, unless the function's schema says that it may be JSON.
+
+    One line break at each end belongs to the elements.
+    """
+    yield from answer.literal("\n")
+    if types <= {"string"} and not choices:
+        answer.add_arguments('"')
+        if (yield from _read_element_text(answer, lambda text: answer.add_arguments(json_text(text)[1:-1]))):
+            answer.add_arguments('"')
+        return
+    pieces: list[str] = []
+    if (yield from _read_element_text(answer, pieces.append)):
+        text = "".join(pieces)
+        answer.add_arguments(choices.get(text.strip()) or _as_json(text, types))
+
+
+def _as_json(text: str, types: set[str]) -> str:
+    """The value that the text denotes, if the types allow one that is no string and it is such, else the text."""
+    value = literal_as_json(text.strip())
+    if value is None or ("string" in types and types.isdisjoint(_TYPES.get(type(json.loads(value)), "").split())):
+        return json_text(text)
+    return value
+
+
+def _read_element_text(answer: AnswerReader, sink: Sink) -> Wait[bool]:
+    """Read a value's text. Returns whether its closing tag has come, or what may only come behind it."""
+    while mark := (yield from answer.until(("\n", _END, _NEXT), sink)):
+        if mark == _NEXT or (yield from answer.literal("\n" + _END, _END)):
+            return True
+        if (yield from answer.ahead(_AFTER_VALUES)):
+            answer.take()
+            return True
+        sink(answer.take(len(mark)))
+    return False
+
+
+def _types_and_choices(function: Any, parameter: str) -> tuple[set[str], dict[str, str]]:
+    """JSON types, and values as written in an element and in JSON, that a function's schema has for a parameter.
+
+    Nobody has checked the schema.
+    """
+    schema = _as(dict, _as(dict, _as(dict, function).get("properties")).get(parameter))
+    options = [schema, *(_as(dict, one) for name in ("anyOf", "oneOf") for one in _as(list, schema.get(name)))]
+    named = [one for option in options for one in (option.get("type"), *_as(list, option.get("type")))]
+    types = {one for one in named if isinstance(one, str)} | ({"object"} if schema.get("$ref") else set())
+    values = [*_as(list, schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
+    return types, {value if isinstance(value, str) else json_text(value): json_text(value) for value in values}
+
+
+def _as(kind: type[Kind], value: Any) -> Kind:
+    """The value if it is of this kind, else an empty one."""
+    return value if isinstance(value, kind) else kind()

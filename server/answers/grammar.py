@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeAlias
 from configs.errors import InvalidRequest
 from configs.sampling import StructuredOutput
 from engine.structured.loose_schema import loosened
-from server.answers.calls import ToolStyle
-from server.answers.parser import ReasoningParser
+from server.answers.styles import ReasoningParser, ToolStyle
 
 Choice: TypeAlias = Literal["none", "auto", "required"]
 Format: TypeAlias = dict[str, Any]
@@ -61,37 +60,30 @@ def answer_grammar(
 
 def _reasoning(reasoning: ReasoningParser, *, starts_inside: bool) -> Format:
     begin = "" if starts_inside else reasoning.opening
-    part = _sequence(
-        {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": reasoning.closing},
-        {"type": "regex", "pattern": "\\n{0,2}"},
-    )
-    return part if starts_inside else {"type": "optional", "content": part}
+    part = (_tag(begin, {"type": "any_text"}, reasoning.closing), {"type": "regex", "pattern": "\\n{0,2}"})
+    return _sequence(*part) if starts_inside else _optional(*part)
 
 
 def _content(structured: StructuredOutput) -> Format:
     kind, source = structured.kind, structured.source
     if kind == "json_object":
         return _value({"type": "object"})
-    if kind == "json_schema":
-        return _value(_parsed(source))
-    if kind == "choice":
-        return _either(*map(_text, json.loads(source)))
     if kind == "regex":
         return {"type": "regex", "pattern": source}
     if kind == "grammar":
         return {"type": "grammar", "grammar": source}
-    tag = _parsed(source)
-    if not isinstance(tag, dict):
-        raise InvalidRequest("a structural tag is a JSON object", param="structured")
-    inner: Format = tag.get("format", tag)
-    return inner
-
-
-def _parsed(source: str) -> Any:
     try:
-        return json.loads(source)
+        parsed = json.loads(source)
     except ValueError as error:
         raise InvalidRequest(f"not JSON: {error}", param="structured") from error
+    if kind == "choice":
+        return _either(*map(_text, parsed))
+    if kind == "json_schema":
+        return _value(parsed)
+    if not isinstance(parsed, dict):
+        raise InvalidRequest("a structural tag is a JSON object", param="structured")
+    inner: Format = parsed.get("format", parsed)
+    return inner
 
 
 def _calls(
@@ -103,38 +95,36 @@ def _calls(
         return None
     if len(json.dumps(functions)) > MAX_BYTES:
         raise InvalidRequest(f"functions that calls have to fit may have {MAX_BYTES} bytes of JSON", param="tools")
-    functions = [_bound(function, choice, passed_over) for function in functions]
+    calls = [_call(style, function, choice, passed_over) for function in functions]
     list_begin, _, list_end = style.calls.partition("…")
-    calls = [_call(style, function) for function in functions]
     if list_begin:
         behind = [_sequence(_text(style.separator + begin), content, _text(end)) for begin, content, end in calls]
         more = [{"type": "star", "content": _either(*behind)}] if parallel else []
         calls = [(list_begin + begin, _sequence(content, _text(end), *more), list_end) for begin, content, end in calls]
-    tags = [{"type": "tag", "begin": begin, "content": content, "end": end} for begin, content, end in calls]
-    once = bool(list_begin) or not parallel
+    tags = {"tags": [_tag(*call) for call in calls], "stop_after_first": bool(list_begin) or not parallel}
     if choice == "required":
-        separator = {"separator": style.separator, "at_least_one": True}
-        return {"type": "tags_with_separator", "tags": tags, "stop_after_first": once, **separator}
+        return {"type": "tags_with_separator", **tags, "separator": style.separator, "at_least_one": True}
     triggers = [style.trigger] if style.trigger else [begin for begin, _, _ in calls]
-    return {"type": "triggered_tags", "triggers": triggers, "tags": tags, "stop_after_first": once}
+    return {"type": "triggered_tags", **tags, "triggers": triggers}
 
 
-def _call(style: ToolStyle, function: Mapping[str, Any]) -> tuple[str, Format, str]:
-    """What a call of the function begins with, its arguments, and what it ends with."""
+def _call(
+    style: ToolStyle, function: Mapping[str, Any], choice: Choice, passed_over: list[str]
+) -> tuple[str, Format, str]:
+    """What a call of the function begins with, its arguments, and what it ends with.
+
+    Arguments of a function that is not strict follow its schema as far as it can be enforced.
+    """
     begin, _, end = style.call.partition("…")
-    schema, may_loosen = function["parameters"], not function["strict"]
-    are_keywords = style.arguments == "keywords"
-    content = _keywords(schema, may_loosen) if are_keywords else _value(schema, style.arguments, may_loosen)
-    return begin.replace("NAME", function["name"]), content, end
-
-
-def _bound(function: Mapping[str, Any], choice: Choice, passed_over: list[str]) -> Mapping[str, Any]:
-    """The function with the schema that its arguments follow; one that is not strict as far as it can be enforced."""
     is_strict = bool(function.get("strict"))
     schema = _typed(function.get("parameters") if choice == "required" or is_strict else None)
     if not is_strict:
         schema = _typed(loosened(schema, passed_over, function["name"]))
-    return {"name": function["name"], "parameters": schema, "strict": is_strict}
+    if style.arguments == "keywords":
+        content = _keywords(schema, may_loosen=not is_strict)
+    else:
+        content = _value(schema, style.arguments, may_loosen=not is_strict)
+    return begin.replace("NAME", function["name"]), content, end
 
 
 def _typed(schema: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -143,15 +133,14 @@ def _typed(schema: Mapping[str, Any] | None) -> dict[str, Any]:
     return given if any(key in given for key in _TYPING) else {"type": "object", **given}
 
 
-def _keywords(schema: dict[str, Any], may_loosen: bool) -> Format:
+def _keywords(schema: dict[str, Any], *, may_loosen: bool) -> Format:
     """`name=value` for each property, JSON values, in the schema's order; any keywords without properties."""
     properties = schema.get("properties")
     if not isinstance(properties, dict) or not properties:
         if schema.get("additionalProperties") is False:
             return _text("")
         keyword = _sequence({"type": "regex", "pattern": "[a-z_]+="}, _value({}))
-        more = {"type": "star", "content": _sequence(_text(", "), keyword)}
-        return {"type": "optional", "content": _sequence(keyword, more)}
+        return _optional(keyword, {"type": "star", "content": _sequence(_text(", "), keyword)})
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     pairs = {
         name: _sequence(
@@ -163,27 +152,34 @@ def _keywords(schema: dict[str, Any], may_loosen: bool) -> Format:
     named = schema.get("required")
     required = [name for name in properties if isinstance(named, list) and name in named]
     rest = [pairs[name] for name in properties if name not in required]
-    optional = [{"type": "optional", "content": _sequence(_text(", "), pair)} for pair in rest]
+    optional = [_optional(_text(", "), pair) for pair in rest]
     if required:
         first, *others = (pairs[name] for name in required)
         return _sequence(first, *(_sequence(_text(", "), pair) for pair in others), *optional)
-    starts = [_sequence(pair, *optional[index + 1 :]) for index, pair in enumerate(rest)]
-    return {"type": "optional", "content": _either(*starts)}
+    return _optional(_either(*(_sequence(pair, *optional[index + 1 :]) for index, pair in enumerate(rest))))
 
 
 def _text(value: str) -> Format:
     return {"type": "const_string", "value": value}
 
 
+def _tag(begin: str, content: Format, end: str) -> Format:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
 def _sequence(*elements: Format) -> Format:
     return {"type": "sequence", "elements": list(elements)}
+
+
+def _optional(*elements: Format) -> Format:
+    return {"type": "optional", "content": _sequence(*elements)}
 
 
 def _either(*elements: Format) -> Format:
     return {"type": "or", "elements": list(elements)}
 
 
-def _value(schema: Any, style: str = "json", may_loosen: bool = False) -> Format:
+def _value(schema: Any, style: str = "json", *, may_loosen: bool = False) -> Format:
     """JSON that follows the schema. With `may_loosen` one that cannot be used stands for any value, or any object."""
     node = {"type": "json_schema", "json_schema": schema, "style": style}
     return {**node, "may_loosen": True} if may_loosen else node

@@ -10,32 +10,24 @@ import re
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import suppress
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from functools import lru_cache, partial
+from typing import Any, TypeAlias, TypeVar
+
+import msgspec
 
 Result = TypeVar("Result")
 Wait: TypeAlias = Generator[None, None, Result]
 Sink: TypeAlias = Callable[[str], object]
 """Takes the characters that are read."""
 
-NAME = re.compile(r"[\w.-]+")
-"""What names of functions consist of where nothing else delimits them."""
-_SPACES = re.compile(r"\s+")
+JSON, PYTHON = '"', "\"'"
+"""Notations of values, by the quotes around their strings."""
+_PLAIN = {JSON: re.compile(r'[^"{}\[\]]+'), PYTHON: re.compile(r"""[^"'{}\[\]()]+""")}
+"""Runs of characters that are neither quotes nor brackets."""
+_CLOSING = {"{": "}", "[": "]", "(": ")"}
 _WORD = re.compile(r"[\w.+-]+")
 _CONTROL = re.compile(r"[\x00-\x1f]")
-_CLOSING = {"{": "}", "[": "]", "(": ")"}
-
-
-class Notation(NamedTuple):
-    """How a language writes values."""
-
-    quotes: str
-    plain: re.Pattern[str]
-    """A run of characters that are neither quotes nor brackets."""
-
-
-JSON = Notation('"', re.compile(r'[^"{}\[\]]+'))
-PYTHON = Notation("\"'", re.compile(r"""[^"'{}\[\]()]+"""))
+_SPACES = re.compile(r"\s+")
 
 
 class Reader:
@@ -123,7 +115,7 @@ class Reader:
         yield from self.spaces()
         return found
 
-    def word(self, run: re.Pattern[str]) -> Wait[str]:
+    def word(self, run: re.Pattern[str] = _WORD) -> Wait[str]:
         """Read as `span` does, and return it in one piece."""
         pieces: list[str] = []
         yield from self.span(run, pieces.append)
@@ -158,7 +150,7 @@ class Reader:
         rest = self._text[self._at : self._at + max(map(len, markers), default=0)]
         return any(marker.startswith(rest) for marker in markers)
 
-    def value(self, sink: Sink, notation: Notation) -> Wait[bool]:
+    def value(self, sink: Sink, quotes: str = JSON) -> Wait[bool]:
         """Read one value: a string, something in brackets, or a word.
 
         Returns False where the text ends within it or cannot go on so.
@@ -166,14 +158,14 @@ class Reader:
         closing: list[str] = []
         while True:
             character = yield from self.peek()
-            if character and character in notation.quotes:
-                if not (yield from self.string(sink, notation)):
+            if character and character in quotes:
+                if not (yield from self._string(sink, quotes)):
                     return False
             elif character in _CLOSING:
                 closing.append(_CLOSING[character])
                 sink(self.take())
             elif not closing:
-                word = yield from self.word(_WORD)
+                word = yield from self.word()
                 sink(word)
                 return bool(word)
             elif character == closing.pop():
@@ -182,25 +174,22 @@ class Reader:
                 return False
             if not closing:
                 return True
-            yield from self.span(notation.plain, sink)
+            yield from self.span(_PLAIN[quotes], sink)
 
-    def value_text(self, notation: Notation) -> Wait[str]:
+    def value_text(self, quotes: str = JSON) -> Wait[str]:
         """Read one value and return its text, or "" where it breaks off."""
         pieces: list[str] = []
-        return "".join(pieces) if (yield from self.value(pieces.append, notation)) else ""
+        return "".join(pieces) if (yield from self.value(pieces.append, quotes)) else ""
 
-    def string(self, sink: Sink, notation: Notation) -> Wait[bool]:
-        """Read a string, quotes included. Raw control characters, which JSON forbids in strings, are escaped there.
-
-        Returns False where the text ends within it.
-        """
+    def _string(self, sink: Sink, quotes: str) -> Wait[bool]:
+        """Read a string with its quotes. Raw control characters, which JSON forbids in strings, are escaped there."""
         quote = self.take()
-        if notation is PYTHON:
+        if quotes == PYTHON:
             quote += yield from self.literal(quote * 2)
             if len(quote) == 1 and (yield from self.literal(quote)):
                 sink(quote * 2)
                 return True
-        inner: Sink = (lambda text: sink(_CONTROL.sub(_escape, text))) if notation is JSON else sink
+        inner = sink if quotes == PYTHON else lambda text: sink(_CONTROL.sub(_escape, text))
         sink(quote)
         while mark := (yield from self.until((quote, "\\"), inner)):
             sink(self.take(len(mark)))
@@ -217,7 +206,7 @@ def drop(text: str) -> None:
 
 @lru_cache(maxsize=256)
 def _first_characters(markers: tuple[str, ...]) -> re.Pattern[str]:
-    return re.compile("[" + "".join(re.escape(marker[0]) for marker in markers) + "]")
+    return re.compile("[" + re.escape("".join(marker[0] for marker in markers)) + "]")
 
 
 def _escape(match: re.Match[str]) -> str:
@@ -229,30 +218,16 @@ def json_text(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def unpacked(text: str) -> str | None:
-    """A JSON string's content, "" for null, any other value's text, and None for what is no JSON or no UTF-8."""
-    with suppress(ValueError, RecursionError):
-        value = json.loads(text, strict=False, parse_constant=_refuse)
-        content = value if isinstance(value, str) else "" if value is None else text
-        content.encode()
-        return content
-    return None
-
-
 def literal_as_json(text: str) -> str | None:
-    """JSON text for a literal of Python or JSON, and None for anything else."""
-    for strict in (True, False):
-        with suppress(ValueError, RecursionError):
-            value = json.loads(text, strict=strict, parse_constant=_refuse)
-            return text if strict else json.dumps(value)
-    with warnings.catch_warnings(), suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        warnings.simplefilter("ignore")  # unknown escapes in the model's strings
-        converted = json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
-        converted.encode()
-        return converted
+    """JSON text for a literal of JSON, in which control characters may be raw, or of Python; None for anything else."""
+    with suppress(ValueError, RecursionError):
+        msgspec.json.decode(text)
+        return text
+    evaluations: tuple[Callable[[str], Any], ...] = (partial(json.loads, strict=False), ast.literal_eval)
+    for evaluate in evaluations:
+        with warnings.catch_warnings(), suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            warnings.simplefilter("ignore")  # unknown escapes in the model's strings
+            converted = json.dumps(evaluate(text), ensure_ascii=False, allow_nan=False)
+            converted.encode()
+            return converted
     return None
-
-
-def _refuse(constant: str) -> None:
-    """Python's parser of JSON knows NaN and Infinity, which are no JSON."""
-    raise ValueError(constant)

@@ -1,19 +1,63 @@
-"""How the model behind a chat template writes its answers, and what it can be told, as far as the template shows it."""
+"""How models write their answers, and what the model behind a chat template can be told, as the template shows it."""
 
 import re
-from collections.abc import Mapping, Sequence
+import secrets
+import string
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from server.answers.calls import JsonToolParser, MistralToolParser, PythonToolParser, ToolStyle, short_id
-from server.answers.parser import ReasoningParser
+from server.answers.calls import AnswerReader, read_elements, read_keywords, read_named, read_object
 from server.answers.prompt import Message, one_call_each, plain_tools, with_short_ids
-from server.answers.xml_calls import XmlToolParser
+from server.answers.reader import Wait
+
+
+def random_id() -> str:
+    """An id of a call as OpenAI's are."""
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def short_id() -> str:
+    """An id of nine letters or digits; Mistral's templates take no others."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+
+
+class ToolStyle(NamedTuple):
+    """One way of writing tool calls: how a template shows it, how calls are read, and how a grammar has them written.
+
+    A grammar has calls written as in `call`, … being the arguments, and all of them together as in `calls`.
+    """
+
+    name: str
+    sign: str
+    """A regular expression for what a chat template holds that teaches the style."""
+    read_call: Callable[[AnswerReader], Wait[bool]]
+    opening: tuple[str, ...]
+    """What nothing but calls begins with. Of these and `bare` none begins another."""
+    call: str
+    calls: str = "…"
+    separator: str = ""
+    """Between two calls."""
+    trigger: str = ""
+    """What free text may not hold without a call behind it; by default, the first call's beginning."""
+    bare: tuple[str, ...] = ()
+    """What calls may begin with, and ordinary text as well."""
+    closing: tuple[str, ...] = ()
+    """What ends the calls of one marker; it may be missing at the end of the answer."""
+    arguments: Literal["json", "qwen_xml", "keywords"] = "json"
+    make_id: Callable[[], str] = random_id
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What may be special tokens, so text for the parser has to keep those."""
+        return self.opening + self.closing
+
 
 HERMES = ToolStyle(  # Qwen and many others
     name="hermes",
     sign=r"<tool_call>",
-    parser=JsonToolParser,
+    read_call=read_object,
     opening=("<tool_call>",),
     closing=("</tool_call>",),
     call='<tool_call>\n{"name": "NAME", "arguments": …}\n</tool_call>',
@@ -23,7 +67,7 @@ HERMES = ToolStyle(  # Qwen and many others
 LLAMA = ToolStyle(  # the answer is an object, or several with semicolons between, or a list of them
     name="llama3_json",
     sign=r'\{\\?"name\\?": [^{}]{1,60}\\?"parameters\\?": ',
-    parser=JsonToolParser,
+    read_call=read_object,
     opening=("<|python_tag|>",),
     bare=("{", "["),
     call='{"name": "NAME", "parameters": …}',
@@ -33,7 +77,7 @@ LLAMA = ToolStyle(  # the answer is an object, or several with semicolons betwee
 MISTRAL = ToolStyle(
     name="mistral",
     sign=r"\[TOOL_CALLS\]",
-    parser=MistralToolParser,
+    read_call=read_named,
     opening=("[TOOL_CALLS]",),
     call='{"name": "NAME", "arguments": …}',
     calls="[TOOL_CALLS][…]",
@@ -51,7 +95,7 @@ MISTRAL_NAMED = MISTRAL._replace(
 PYTHONIC = ToolStyle(  # Llama 3.2 and 4, LFM2
     name="pythonic",
     sign=r"func_name1\(|<\|tool_call_start\|>",
-    parser=PythonToolParser,
+    read_call=read_keywords,
     opening=("<function_calls>", "<|python_tag|>", "<|python_start|>", "<|tool_call_start|>"),
     bare=("[",),
     closing=("</function_calls>", "<|python_end|>", "<|tool_call_end|>"),
@@ -70,7 +114,7 @@ PYTHONIC_TAGGED = PYTHONIC._replace(  # OLMo
 QWEN_CODER = HERMES._replace(
     name="qwen3_coder",
     sign=r"<tool_call>.*<function=",
-    parser=XmlToolParser,
+    read_call=read_elements,
     bare=("<function=",),
     arguments="qwen_xml",
     call="<tool_call>\n<function=NAME>\n…\n</function>\n</tool_call>",
@@ -81,6 +125,32 @@ TOOL_STYLES = {
 """By name; of those whose signs a template has, the first counts."""
 _UNREAD = "<arg_key>"
 """What a template holds that uses the markers of these styles for another one."""
+
+
+class ReasoningParser(NamedTuple):
+    """Answers that begin with a reasoning part between two markers.
+
+    The part is at the answer's beginning or nowhere: later markers are content. Line breaks next to the markers belong
+    to them and are dropped, so reasoning neither begins nor ends with one, and content does not begin with one.
+    Without the opening marker all is content, without the closing one all is reasoning, up to a tool call.
+    """
+
+    opening: str
+    closing: str
+
+    def starts_inside(self, prompt: str) -> bool:
+        """Whether the prompt ends with the opening marker, so that the answer goes on with reasoning."""
+        return prompt.rstrip().endswith(self.opening)
+
+    def is_over(self, prompt: str) -> bool:
+        """Whether the prompt has closed the reasoning part already, as templates do for answers without one."""
+        return prompt.rstrip().endswith(self.closing)
+
+    def end(self, template: str) -> str:
+        """The closing marker with the line breaks that the template writes behind it: one token may hold both."""
+        found = re.findall(re.escape(self.closing) + r"((?:\\n){1,2})", template)
+        return self.closing + max(found, default="").replace("\\n", "\n")
+
 
 THINK = ReasoningParser("<think>", "</think>")
 REASONING_PARSERS = (

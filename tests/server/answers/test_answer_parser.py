@@ -14,7 +14,7 @@ from server.answers.styles import REASONING_PARSERS, THINK, TOOL_STYLES, Reasoni
 FUNCTIONS = {"f": {"type": "object", "properties": {"a": {"type": "string"}, "n": {"type": "integer"}}}, "g": {}}
 FRAGMENTS = [
     *(marker for style in TOOL_STYLES.values() for marker in style.markers),
-    *(marker for style in REASONING_PARSERS for marker in style.markers),
+    *(marker for style in REASONING_PARSERS for marker in style),
     *"{}[]()<>\"'\\:=,; \n\tax",
     *(
         "f",
@@ -40,7 +40,8 @@ reasoning_styles = st.sampled_from([None, *REASONING_PARSERS])
 
 def parser(reasoning: ReasoningParser | None, tools: ToolStyle | None, *, starts_inside: bool = False) -> AnswerParser:
     numbers = itertools.count()
-    return AnswerParser(reasoning, tools, FUNCTIONS, starts_inside=starts_inside, make_id=lambda: f"id{next(numbers)}")
+    style = tools and tools._replace(make_id=lambda: f"id{next(numbers)}")
+    return AnswerParser(reasoning, style, FUNCTIONS, starts_inside=starts_inside)
 
 
 def joined(deltas: list[DeltaMessage]) -> Answer:

@@ -259,12 +259,13 @@ CUT = [
 @pytest.mark.parametrize(("style", "text"), [*CUT, *NO_CALLS, *((HERMES, slip[0]) for slip in SLIPS)])
 def test_each_character_alone_gives_the_same_answer(style: ToolStyle, text: str) -> None:
     text = text[:2000]
-    parser = AnswerParser(None, style, FUNCTIONS, make_id=lambda: "id")
+    style = style._replace(make_id=lambda: "id")
+    parser = AnswerParser(None, style, FUNCTIONS)
     streamed = Answer()
     for character in text:
         streamed.add(parser.push(character))
     streamed.add(parser.push("", ended=True))
-    assert streamed == AnswerParser(None, style, FUNCTIONS, make_id=lambda: "id").parse(text)
+    assert streamed == AnswerParser(None, style, FUNCTIONS).parse(text)
 
 
 @pytest.mark.parametrize(
