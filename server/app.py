@@ -15,7 +15,7 @@ from starlette.routing import Match, Route
 from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
-from server import admin, ollama, token_generation, tokenization, version
+from server import admin, token_generation, tokenization, version
 from server.anthropic import routes as anthropic
 from server.bodies import invalid_parameter
 from server.documented import definitions
@@ -24,6 +24,8 @@ from server.llama_cpp import routes as llama_cpp
 from server.metrics import routes as metrics
 from server.metrics.records import CURRENT_REQUEST
 from server.middleware import OPEN, Admission, Paths, RequestMiddleware
+from server.ollama import catalog as ollama_catalog
+from server.ollama import routes as ollama
 from server.openai import chat, completions, embeddings
 from server.openai.responses import routes as responses
 from server.openai.responses.store import ResponseStore
@@ -32,9 +34,8 @@ from server.serving import Serving
 
 PROTOCOLS = (
     *(chat, completions, responses, embeddings, anthropic, llama_cpp),
-    *(token_generation, tokenization, metrics, admin),
+    *(ollama, ollama_catalog, token_generation, tokenization, metrics, admin),
 )
-ROUTERS = (*(protocol.router for protocol in PROTOCOLS), *ollama.ROUTERS)
 
 
 def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> FastAPI:
@@ -52,7 +53,8 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
 
     # before FastAPI's own, which takes the event loop: a plain function runs in a thread
     app.router.routes.insert(0, Route("/openapi.json", document, include_in_schema=False))
-    app.router.routes += [route for router in ROUTERS for route in router.routes]  # `include_router` wraps each route
+    for protocol in PROTOCOLS:
+        app.router.routes += protocol.router.routes  # `include_router` wraps each route
     if config.page:
         app.mount("/page", PageFiles())
     routes = [route for route in app.router.routes if isinstance(route, Route)]

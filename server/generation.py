@@ -57,7 +57,7 @@ class Generation:
         self.created = int(time.time())
         self.latest: list[RequestOutput | None] = [None] * (len(prompts) * self.n)
         """Of each choice; it holds the choice's counts. Whoever reads `run` keeps it up to date."""
-        self.passed_over = list(passed_over)
+        self.passed_over = [*dict.fromkeys(passed_over)]
         """Parts of the request that nothing follows from, for the header that names them."""
         self._priority = priority or 0
         self._cache_salt = own_cache_salt(cache_salt)

@@ -1,9 +1,9 @@
 """From request fields to `SamplingParams`: what /v1/completions, /v1/chat/completions and others share."""
 
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, ClassVar, NotRequired
 
 import msgspec
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest
@@ -42,15 +42,9 @@ class RepetitionDetection(TypedDict):
     min_count: NotRequired[Annotated[int, Field(ge=0, le=MAX_PATTERN_SIZE)]]
 
 
-class SamplingFields(RequestBody):
-    """How one answer is decoded. What is left out comes from the checkpoint's generation config, or is OpenAI's."""
+class CommonSampling(RequestBody):
+    """How one answer is decoded, in fields of the same names in OpenAI's, vLLM's, llama.cpp's and Ollama's APIs."""
 
-    n: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    """Independent choices for each prompt."""
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    """Most tokens of the answer."""
-    min_tokens: Annotated[int, Field(ge=0, lt=2**63)] | None = None
-    """No end of sequence, stop id or stop string before so many."""
     temperature: Annotated[float, Field(ge=0)] | None = None
     """0 is greedy."""
     top_k: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
@@ -63,6 +57,19 @@ class SamplingFields(RequestBody):
     """Subtracted from the logits of tokens that the output has."""
     frequency_penalty: Penalty | None = None
     """The same, times how often it has them."""
+    stop: Text | tuple[Text, ...] | None = None
+    """Texts before which the answer ends."""
+
+
+class SamplingFields(CommonSampling):
+    """How one answer is decoded. What is left out comes from the checkpoint's generation config, or is OpenAI's."""
+
+    n: Annotated[int, Field(ge=1, lt=2**63)] | None = None
+    """Independent choices for each prompt."""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Most tokens of the answer."""
+    min_tokens: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """No end of sequence, stop id or stop string before so many."""
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     """Divides the positive logits of tokens of prompt and output, and multiplies the negative ones."""
     logit_bias: (
@@ -81,8 +88,6 @@ class SamplingFields(RequestBody):
     """None but these are chosen."""
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
     """Equal seeds give equal answers to equal requests."""
-    stop: Text | tuple[Text, ...] | None = None
-    """Texts before which the answer ends."""
     stop_token_ids: tuple[TokenId, ...] | None = None
     """Tokens with which it ends."""
     include_stop_str_in_output: bool | None = None
@@ -103,6 +108,48 @@ class SamplingFields(RequestBody):
     structured_outputs: StructuredOutputs | None = None
 
 
+def _without_fraction(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+AlsoFloat = BeforeValidator(_without_fraction)
+Integer = Annotated[int, Field(ge=-(2**63), lt=2**63), AlsoFloat]
+
+
+class LlamaSampling(CommonSampling):
+    """What llama.cpp and Ollama name alike. Clients write all numbers as floats: integers are those without a fraction.
+
+    What requests leave out comes from the checkpoint's generation config, not from defaults of theirs.
+    """
+
+    random_seeds: ClassVar[tuple[int, ...]] = (-1,)
+
+    top_k: Annotated[int, Field(ge=-1, lt=2**63), AlsoFloat] | None = None
+    """Only this many likeliest tokens; 0 and -1: all."""
+    seed: Integer | None = None
+    """-1 stands for none."""
+    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
+    """Divides the positive logits of tokens of prompt and output, and multiplies the negative ones."""
+    repeat_last_n: Integer | None = None
+    """Penalties look at all tokens, which is -1, or at none, which is 0; others are served as -1, and named."""
+
+    def given_sampling(self, config: ServerConfig, place: str = "") -> dict[str, Any]:
+        """Fields of `SamplingParams`. Raises `InvalidRequest` with the field's name behind its `place`."""
+        given = {
+            **{name: getattr(self, name) for name in CommonSampling.model_fields},
+            "stop": stop_strings(self.stop, config, f"{place}stop"),
+            "repetition_penalty": self.repeat_penalty,
+            "seed": None if self.seed in self.random_seeds else self.seed,
+            **(_NEUTRAL_PENALTIES if self.repeat_last_n == 0 else {}),
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def served_otherwise(self, params: SamplingParams) -> list[str]:
+        """Names of fields that cannot be served as they stand; `params` are those that the request came to."""
+        is_penalised = any(getattr(params, name) != neutral for name, neutral in _NEUTRAL_PENALTIES.items())
+        return ["repeat_last_n"] if is_penalised and self.repeat_last_n not in (None, -1) else []
+
+
 _SAME_NAME = {field.name for field in msgspec.structs.fields(SamplingParams)} & set(SamplingFields.model_fields) - {
     "max_tokens",
     "stop",
@@ -114,7 +161,7 @@ _NOT_IN_BEAM_SEARCH = _SAME_NAME - {"n", "ignore_eos", "skip_special_tokens", "t
     *("guided_json", "guided_regex", "guided_choice", "guided_grammar"),
 }
 """Sampling fields that the search would pass over. A temperature and a seed may be sent: clients do so by habit."""
-NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
+_NEUTRAL_PENALTIES = {"repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0}
 _DEFAULTS = SamplingParams()
 
 
@@ -123,9 +170,7 @@ def given_fields(fields: SamplingFields, config: ServerConfig) -> dict[str, Any]
     given = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
     if fields.repetition_detection is not None:
         given["repetition_detection"] = RepetitionDetectionParams(**fields.repetition_detection)
-    stop = (fields.stop,) if isinstance(fields.stop, str) else fields.stop or ()
-    check_stop(stop, config)
-    return {**given, "stop": stop}
+    return {**given, "stop": stop_strings(fields.stop, config)}
 
 
 def sampling_params(given: dict[str, Any], defaults: dict[str, Any]) -> SamplingParams:
@@ -163,11 +208,6 @@ def truncated(token_ids: list[int], limit: int | None, room: int, side: str = "l
     return token_ids[-kept:] if side == "left" else token_ids[:kept]
 
 
-def is_penalised(params: SamplingParams) -> bool:
-    """Whether tokens count that were there before."""
-    return any(getattr(params, name) != neutral for name, neutral in NEUTRAL_PENALTIES.items())
-
-
 def fitted(params: SamplingParams, room: int) -> SamplingParams:
     """max_tokens is at most `room`; without any room it stays, for an error that tells the sizes."""
     if params.max_tokens is None or params.max_tokens <= room or room < 1:
@@ -175,8 +215,9 @@ def fitted(params: SamplingParams, room: int) -> SamplingParams:
     return msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
 
-def check_stop(stop: tuple[str, ...], config: ServerConfig, field: str = "stop") -> None:
-    """Raises `InvalidRequest` naming `field` for too many stop strings, or too long ones."""
+def stop_strings(given: str | tuple[str, ...] | None, config: ServerConfig, field: str = "stop") -> tuple[str, ...]:
+    """One, several or none. Raises `InvalidRequest` naming `field` for too many stop strings, or too long ones."""
+    stop = (given,) if isinstance(given, str) else given or ()
     if len(stop) > config.max_stop_strings:
         message = f"{field} may hold {config.max_stop_strings} strings; got {len(stop)}"
         raise InvalidRequest(message, param=field)
@@ -184,3 +225,4 @@ def check_stop(stop: tuple[str, ...], config: ServerConfig, field: str = "stop")
     if num_chars > config.max_stop_chars:
         message = f"the strings of {field} may have {config.max_stop_chars} characters together; got {num_chars}"
         raise InvalidRequest(message, param=field)
+    return stop

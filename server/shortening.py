@@ -3,12 +3,27 @@
 import dataclasses
 import math
 
-from configs.errors import InvalidRequest
-from server.chat import Chat, render
+from configs.errors import ContextLengthExceeded, InvalidRequest
+from server.chat import Answers, Chat, render, start_chat
+from server.generation import Generation
 from server.serving import Serving
 
 DROPPED = "x-octavo-dropped-messages"
 """The header that says how many messages were left out."""
+
+
+async def start_shortened(
+    serving: Serving, chat: Chat, id_prefix: str, *, may_drop: bool
+) -> tuple[Generation, Answers, dict[str, str]]:
+    """As `start_chat`, without its oldest messages where the chat is too long and `may_drop`; headers say so."""
+    try:
+        return *await start_chat(serving, chat, id_prefix), {}
+    except ContextLengthExceeded:
+        shorter = await without_oldest(chat, serving) if may_drop else None
+        if shorter is None:
+            raise
+    num_dropped = len(chat.messages) - len(shorter.messages)
+    return *await start_chat(serving, shorter, id_prefix), {DROPPED: str(num_dropped)}
 
 
 async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:

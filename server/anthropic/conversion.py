@@ -13,7 +13,7 @@ from configs.sampling import StructuredOutput
 from configs.settings import ServerConfig
 from server.anthropic.models import CountTokensRequest, MessagesRequest
 from server.chat import Chat
-from server.sampling import check_stop
+from server.sampling import stop_strings
 from server.structured import json_schema
 from server.tools import arguments_in_history, offered, result_text
 
@@ -137,9 +137,8 @@ def _tool_choice(body: CountTokensRequest, names: list[str]) -> str:
 
 
 def _sampling(body: MessagesRequest, config: ServerConfig) -> dict[str, Any]:
-    stop = body.stop_sequences or ()
-    check_stop(stop, config, "stop_sequences")
     same = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+    stop = stop_strings(body.stop_sequences, config, "stop_sequences")
     return {**{name: value for name, value in same.items() if value is not None}, "stop": stop}
 
 

@@ -1,8 +1,9 @@
 """What llama.cpp's /completion and /infill take, as prompts and `SamplingParams`."""
 
-from typing import Annotated, Any, NotRequired
+from functools import partial
+from typing import Annotated, Any, ClassVar, NotRequired
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest, shown
@@ -10,16 +11,7 @@ from configs.sampling import SamplingParams, StructuredOutput
 from server.bodies import ModelRequest, Unsupported
 from server.field_names import naming
 from server.generation import Generation, Prompt
-from server.sampling import (
-    NEUTRAL_PENALTIES,
-    NumLogprobs,
-    Penalty,
-    TokenId,
-    check_stop,
-    fitted,
-    is_penalised,
-    sampling_params,
-)
+from server.sampling import LlamaSampling, NumLogprobs, TokenId, fitted, sampling_params
 from server.serving import Serving
 from server.structured import STRICT, JsonSchema, json_schema
 
@@ -40,15 +32,13 @@ NativePrompt = Annotated[
 ]
 """A text, token ids, both mixed, an object with `prompt_string`, or a list of these."""
 Bias = float | bool
-Biases = dict[str, Bias] | list[tuple[Piece, Bias]]
 NumPredict = Annotated[int, Field(ge=-2, lt=2**63)]
 
 
-class NativeRequest(ModelRequest):
-    """What requests leave out comes from the checkpoint's generation config, not from llama.cpp's own defaults.
+class NativeRequest(LlamaSampling, ModelRequest):
+    """Samplers that there are not here are passed over and named, as all unknown fields."""
 
-    Samplers that there are not here are passed over and named, as all unknown fields.
-    """
+    random_seeds: ClassVar[tuple[int, ...]] = (-1, 2**32 - 1)
 
     n_predict: NumPredict | None = None
     """Most tokens to generate; -1 and -2 are as many as the context holds, 0 computes the prompt alone."""
@@ -56,25 +46,12 @@ class NativeRequest(ModelRequest):
     """The same as n_predict."""
     n_cmpl: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     """Answers of each prompt."""
-    temperature: float | None = None
+    temperature: Annotated[float, AfterValidator(partial(max, 0.0))] | None = None
     """0 and less are greedy."""
-    top_k: Annotated[int, Field(ge=-1, lt=2**63)] | None = None
-    """Only this many likeliest tokens; 0 and -1: all."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Only the likeliest tokens that have this probability together."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Only tokens with at least this share of the likeliest one's probability."""
-    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
-    """Divides the positive logits of tokens of prompt and output, and multiplies the negative ones."""
-    repeat_last_n: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    """Penalties look at all tokens, which is -1, or at none, which is 0; other values are named as passed over."""
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    """-1 stands for none."""
     stop: str | tuple[str, ...] | None = None
+    """Texts before which the answer ends; empty ones are none."""
     ignore_eos: bool | None = None
-    logit_bias: Biases | None = None
+    logit_bias: dict[str, Bias] | list[tuple[Piece, Bias]] | None = None
     """By token id, or by a text whose tokens all get it; false is never."""
     grammar: str | None = None
     json_schema: JsonSchema | None = None
@@ -117,90 +94,62 @@ class InfillRequest(NativeRequest):
     """How the middle begins."""
 
 
-_SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "ignore_eos")
-"""Fields that mean the same in `SamplingParams`."""
-_RANDOM_SEEDS = (-1, 2**32 - 1)
+_NAMES = {"max_tokens": "n_predict", "n": "n_cmpl", "logprobs": "n_probs", "repetition_penalty": "repeat_penalty"}
+_SAME_NAME = (
+    *("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
+    *("stop", "ignore_eos", "repetition_penalty"),
+)
 _NEVER, _MOST_BIAS = -100.0, 100.0
 _MAX_DIGITS = 20
 """Most digits of a token id; Python converts no more than some thousands."""
 _FILE_SEPARATOR, _REPOSITORY = "<|file_sep|>", "<|repo_name|>"
 
 
-async def native_generation(serving: Serving, body: NativeRequest) -> Generation:
+async def native_generation(serving: Serving, body: NativeCompletionRequest | InfillRequest) -> Generation:
     """Raises `InvalidRequest` naming the field."""
-    names = {
-        "max_tokens": "n_predict",
-        "repetition_penalty": "repeat_penalty",
-        "logprobs": "n_probs",
-        "n": "n_cmpl",
-        "suffix": "input_suffix",
-        "structured": "json_schema" if body.json_schema is not None else "grammar",
-    }
+    structured = "grammar" if body.json_schema is None else "json_schema"
+    names = {**_NAMES, "suffix": "input_suffix", "structured": structured}
     with naming(names):
         params = await _params(serving, body)
-        items = _prompts(body.prompt) if isinstance(body, NativeCompletionRequest) else []
-        serving.check_number_of_choices(max(1, len(items)), params.n)
-        if isinstance(body, InfillRequest):
-            prompts = [await _infill(serving, body)]
-        else:
-            prompts = [await _token_ids(serving, item) for item in items]
-        checked = []
-        for token_ids in prompts:
+        items = [body] if isinstance(body, InfillRequest) else _prompts(body.prompt)
+        serving.check_number_of_choices(len(items), params.n)
+        prompts = []
+        for item in items:
+            token_ids = await (_token_ids(serving, item) if isinstance(item, list) else _infill(serving, item))
             fits = fitted(params, serving.engine.info.max_model_len - len(token_ids))
             serving.engine.validate(token_ids, fits)
-            checked.append(Prompt(token_ids, fits))
-    return Generation(serving, checked, id_prefix="native-", field_names=names)
+            prompts.append(Prompt(token_ids, fits))
+    return Generation(serving, prompts, id_prefix="native-", field_names=names)
 
 
 async def _params(serving: Serving, body: NativeRequest) -> SamplingParams:
     """What the request asks for, over the checkpoint's own."""
-    given: dict[str, Any] = {name: value for name in _SAME_NAME if (value := getattr(body, name)) is not None}
-    if body.temperature is not None:
-        given["temperature"] = max(0.0, body.temperature)
-    if body.repeat_penalty is not None:
-        given["repetition_penalty"] = body.repeat_penalty
-    if body.repeat_last_n == 0:
-        given |= NEUTRAL_PENALTIES
-    if body.seed is not None and body.seed not in _RANDOM_SEEDS:
-        given["seed"] = body.seed
+    given = body.given_sampling(serving.config)
     limit = body.max_tokens if body.n_predict is None else body.n_predict
-    stop = (body.stop,) if isinstance(body.stop, str) else body.stop or ()
-    check_stop(stop, serving.config)
     given |= {
         "max_tokens": None if limit in (None, -1, -2) else limit,
-        "n": 1 if body.n_cmpl is None else body.n_cmpl,
-        "stop": tuple(filter(None, stop)),
+        "n": body.n_cmpl or 1,
+        "stop": tuple(filter(None, given["stop"])),
         "logprobs": body.n_probs or None,
         "logit_bias": await _biases(serving, body),
         "structured": _structured(body),
     }
+    if body.ignore_eos is not None:
+        given["ignore_eos"] = body.ignore_eos
     return sampling_params(given, serving.engine.default_sampling)
 
 
 def settings(params: SamplingParams, max_model_len: int) -> dict[str, Any]:
     """`params` in llama.cpp's words."""
     return {
+        **{_NAMES.get(name, name): getattr(params, name) for name in _SAME_NAME},
         "n_ctx": max_model_len,
         "n_predict": -1 if params.max_tokens is None else params.max_tokens,
-        "seed": _RANDOM_SEEDS[1] if params.seed is None else params.seed,
-        "temperature": params.temperature,
-        "top_k": params.top_k,
-        "top_p": params.top_p,
-        "min_p": params.min_p,
-        "repeat_last_n": -1,
-        "repeat_penalty": params.repetition_penalty,
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "stop": params.stop,
-        "ignore_eos": params.ignore_eos,
         "n_probs": params.logprobs or 0,
+        "seed": NativeRequest.random_seeds[-1] if params.seed is None else params.seed,
+        "repeat_last_n": -1,
         "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
     }
-
-
-def passed_over(body: NativeRequest, params: SamplingParams) -> list[str]:
-    """Known fields that are not served as they stand."""
-    return ["repeat_last_n"] if is_penalised(params) and body.repeat_last_n not in (None, -1) else []
 
 
 def _structured(body: NativeRequest) -> StructuredOutput | None:
@@ -215,12 +164,12 @@ async def _biases(serving: Serving, body: NativeRequest) -> dict[int, float] | N
     given = body.logit_bias or {}
     found: dict[int, float] = {}
     for piece, bias in given.items() if isinstance(given, dict) else given:
-        if isinstance(piece, int) or piece.isdecimal():
-            if len(str(piece)) > _MAX_DIGITS:
-                raise InvalidRequest(f"logit_bias must be token ids; got {shown(piece)}", param="logit_bias")
-            token_ids = [int(piece)]
-        else:
+        if isinstance(piece, str) and not piece.isdecimal():
             token_ids = await serving.engine.encode(piece, add_special_tokens=False)
+        elif len(str(piece)) > _MAX_DIGITS:
+            raise InvalidRequest(f"logit_bias must be token ids; got {shown(piece)}", param="logit_bias")
+        else:
+            token_ids = [int(piece)]
         value = (0.0 if bias else _NEVER) if isinstance(bias, bool) else max(_NEVER, min(_MOST_BIAS, bias))
         found |= dict.fromkeys(token_ids, value)
     return found or None
@@ -228,15 +177,11 @@ async def _biases(serving: Serving, body: NativeRequest) -> dict[int, float] | N
 
 def _prompts(given: Any) -> list[Pieces]:
     """The pieces of each prompt: a list with token ids and no lists in it is one prompt."""
-    if not isinstance(given, list):
-        return [_pieces(given)]
-    is_one = not any(isinstance(item, list | dict) for item in given) and any(isinstance(item, int) for item in given)
-    return [_pieces(given)] if is_one else [_pieces(item) for item in given]
-
-
-def _pieces(given: Any) -> Pieces:
-    given = given["prompt_string"] if isinstance(given, dict) else given
-    return given if isinstance(given, list) else [given]
+    items = given if isinstance(given, list) else [given]
+    if any(isinstance(item, int) for item in items) and not any(isinstance(item, list | dict) for item in items):
+        return [items]
+    texts = [item["prompt_string"] if isinstance(item, dict) else item for item in items]
+    return [text if isinstance(text, list) else [text] for text in texts]
 
 
 async def _token_ids(serving: Serving, pieces: Pieces) -> list[int]:

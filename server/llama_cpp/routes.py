@@ -1,7 +1,6 @@
 """llama.cpp's own routes: POST /completion and /infill, GET /props and /slots."""
 
-from contextlib import aclosing
-from typing import Any, NotRequired
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter
@@ -16,15 +15,8 @@ from server.bodies import BodyRoute, ParsedRequest
 from server.documented import streamed
 from server.errors import error_statuses, openai_error
 from server.generation import Generation
-from server.llama_cpp.requests import (
-    InfillRequest,
-    NativeCompletionRequest,
-    NativeRequest,
-    native_generation,
-    passed_over,
-    settings,
-)
-from server.logprobs import LOWEST, spelling
+from server.llama_cpp.requests import InfillRequest, NativeCompletionRequest, native_generation, settings
+from server.logprobs import LOWEST, TopLogprob, spelling
 from server.metrics.records import current_phases
 from server.sampling import sampling_params
 from server.serving import Serving, ServingOf
@@ -33,11 +25,8 @@ from server.sse import EventStream, event, until_disconnect
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
 
 
-class NativeTopLogprob(TypedDict):
+class NativeTopLogprob(TopLogprob):
     id: int
-    token: str
-    bytes: list[int]
-    logprob: float
 
 
 class NativeLogprob(NativeTopLogprob):
@@ -57,32 +46,32 @@ class Timings(TypedDict):
     predicted_per_second: float
 
 
-class NativeChunk(TypedDict):
+class NativeChunk(TypedDict, total=False):
     """A piece of an answer; with `response_fields`, those fields alone."""
 
-    index: NotRequired[int]
-    content: NotRequired[str]
-    tokens: NotRequired[list[int]]
-    stop: NotRequired[bool]
-    id_slot: NotRequired[int]
-    tokens_predicted: NotRequired[int]
-    tokens_evaluated: NotRequired[int]
-    completion_probabilities: NotRequired[list[NativeLogprob]]
+    index: int
+    content: str
+    tokens: list[int]
+    stop: bool
+    id_slot: int
+    tokens_predicted: int
+    tokens_evaluated: int
+    completion_probabilities: list[NativeLogprob]
 
 
-class NativeCompletion(NativeChunk):
+class NativeCompletion(NativeChunk, total=False):
     """A whole answer, or the last chunk of one, without its text; with `response_fields`, those fields alone."""
 
-    model: NotRequired[str]
-    generation_settings: NotRequired[dict[str, Any]]
-    prompt: NotRequired[str]
-    has_new_line: NotRequired[bool]
-    truncated: NotRequired[bool]
-    stop_type: NotRequired[str]
+    model: str
+    generation_settings: dict[str, Any]
+    prompt: str
+    has_new_line: bool
+    truncated: bool
+    stop_type: str
     """eos, word or limit."""
-    stopping_word: NotRequired[str]
-    tokens_cached: NotRequired[int]
-    timings: NotRequired[Timings]
+    stopping_word: str
+    tokens_cached: int
+    timings: Timings
 
 
 class Props(TypedDict):
@@ -123,7 +112,7 @@ async def infill(body: InfillRequest, request: ParsedRequest, serving: ServingOf
     return await _respond(body, request, serving)
 
 
-@router.get("/props", response_model=Props)
+@router.get("/props")
 async def props(serving: ServingOf) -> Props:
     """What is served, in llama.cpp's form."""
     engine = serving.engine
@@ -156,16 +145,20 @@ async def slots(serving: ServingOf, fail_on_no_slot: str = "") -> list[Slot]:
     ]
 
 
-async def _respond(body: NativeRequest, request: ParsedRequest, serving: Serving) -> Response:
+Body = NativeCompletionRequest | InfillRequest
+
+
+async def _respond(body: Body, request: ParsedRequest, serving: Serving) -> Response:
     generation = await request.prepare(lambda: native_generation(serving, body))
-    request.ignored_fields += passed_over(body, generation.prompts[0].params)
+    request.ignored_fields += body.served_otherwise(generation.prompts[0].params)
     writer = NativeWriter(generation, body, await _prompts(generation, body))
     if body.stream:
         return EventStream(generation.run(), writer, keep_alive=serving.config.sse_keep_alive_interval)
-    return Response(await until_disconnect(request.receive, writer.whole()), media_type="application/json")
+    whole = writer.whole(await until_disconnect(request.receive, generation.whole()))
+    return Response(whole, media_type="application/json")
 
 
-async def _prompts(generation: Generation, body: NativeRequest) -> list[str]:
+async def _prompts(generation: Generation, body: Body) -> list[str]:
     """As the model reads them; empty where the answer does not have them."""
     if body.response_fields and "prompt" not in body.response_fields:
         return [""] * len(generation.prompts)
@@ -176,36 +169,32 @@ async def _prompts(generation: Generation, body: NativeRequest) -> list[str]:
 class NativeWriter:
     """Writes the answers of one generation: whole, or event by event."""
 
-    def __init__(self, generation: Generation, body: NativeRequest, prompts: list[str]) -> None:
+    def __init__(self, generation: Generation, body: Body, prompts: list[str]) -> None:
         self.generation = generation
         self.body = body
         self.prompts = prompts
         self.tokenizer = generation.serving.engine.tokenizer
         self.spell = spelling(self.tokenizer, False)
         self.with_new_line: set[int] = set()
-        """Choices whose text has one."""
+        """Choices whose streamed text has one."""
 
-    async def whole(self) -> bytes:
+    def whole(self, outputs: list[CompletionOutput]) -> bytes:
         """One object, or a list where there are several answers."""
-        outputs = [CompletionOutput(index) for index in range(len(self.generation.latest))]
-        async with aclosing(self.generation.run()) as batches:
-            async for batch in batches:
-                for index, output in batch:
-                    self._note(index, output)
-                    outputs[index].extend(output)
-        answers = [self._answer(output.index, output, with_text=True) for output in outputs]
+        answers = [self._picked(self._answer(output.index, output)) for output in outputs]
         return msgspec.json.encode(answers[0] if len(answers) == 1 else answers)
 
     def events(self, batch: OutputBatch) -> bytes:
-        events = b""
+        pieces: list[Any] = []
         for index, output in batch:
-            self._note(index, output)
+            self.generation.latest[index] = output
+            if "\n" in output.text:
+                self.with_new_line.add(index)
             if output.text or output.token_ids:
-                chunk = self._chunk(index, output, with_tokens=True)
-                events += event(msgspec.json.encode(self._picked(chunk)))
+                pieces.append(self._chunk(index, output))
             if output.finish_reason is not None:
-                events += event(msgspec.json.encode(self._answer(index, output, with_text=False)))
-        return events
+                empty = msgspec.structs.replace(output, text="", token_ids=[], logprobs=None)
+                pieces.append(self._answer(index, empty))
+        return b"".join([event(msgspec.json.encode(self._picked(piece))) for piece in pieces])
 
     def end(self) -> bytes:
         return b""
@@ -213,18 +202,13 @@ class NativeWriter:
     def error(self, error: Exception) -> bytes:
         return event(openai_error(error))
 
-    def _note(self, index: int, output: RequestOutput) -> None:
-        self.generation.latest[index] = output
-        if "\n" in output.text:
-            self.with_new_line.add(index)
-
-    def _chunk(self, index: int, output: CompletionOutput | RequestOutput, *, with_tokens: bool) -> NativeChunk:
+    def _chunk(self, index: int, output: CompletionOutput | RequestOutput) -> NativeChunk:
         latest = self.generation.latest[index]
         assert latest is not None, self.generation.id
         chunk: NativeChunk = {
             "index": index,
             "content": output.text,
-            "tokens": output.token_ids if with_tokens else [],
+            "tokens": output.token_ids,
             "stop": False,
             "id_slot": -1,
             "tokens_predicted": latest.num_output_tokens,
@@ -234,29 +218,25 @@ class NativeWriter:
             chunk["completion_probabilities"] = [self._logprobs(one) for one in output.logprobs]
         return chunk
 
-    def _answer(self, index: int, output: CompletionOutput | RequestOutput, *, with_text: bool) -> Any:
-        latest, prompt = self.generation.latest[index], self.generation.prompt_of(index)
+    def _answer(self, index: int, output: CompletionOutput | RequestOutput) -> dict[str, Any]:
+        latest, serving = self.generation.latest[index], self.generation.serving
         assert latest is not None, self.generation.id
-        chunk = self._chunk(index, output, with_tokens=bool(self.body.return_tokens))
-        if not with_text:
-            chunk |= {"content": "", "tokens": []}
-            chunk.pop("completion_probabilities", None)
-        stopping_word = output.stop_reason if isinstance(output.stop_reason, str) else ""
-        serving = self.generation.serving
-        answer: NativeCompletion = {
-            **chunk,
+        params = self.generation.prompt_of(index).params
+        word = output.stop_reason if isinstance(output.stop_reason, str) else ""
+        return {
+            **self._chunk(index, output),
+            "tokens": output.token_ids if self.body.return_tokens else [],
             "stop": True,
             "model": serving.model.id,
-            "generation_settings": settings(prompt.params, serving.engine.info.max_model_len),
+            "generation_settings": settings(params, serving.engine.info.max_model_len),
             "prompt": self.prompts[index // self.generation.n],
-            "has_new_line": index in self.with_new_line,
+            "has_new_line": "\n" in output.text or index in self.with_new_line,
             "truncated": False,
-            "stop_type": "word" if stopping_word else "eos" if output.finish_reason == "stop" else "limit",
-            "stopping_word": stopping_word,
+            "stop_type": "word" if word else "eos" if output.finish_reason == "stop" else "limit",
+            "stopping_word": word,
             "tokens_cached": latest.num_cached_tokens,
             "timings": _timings(latest),
         }
-        return self._picked(answer)
 
     def _logprobs(self, position: TokenLogprobs) -> NativeLogprob:
         top = [self._logprob(*one) for one in position.top]
@@ -266,36 +246,31 @@ class NativeWriter:
         raw = list(self.tokenizer.token_bytes(token_id))
         return {"id": token_id, "token": self.spell(token_id), "bytes": raw, "logprob": max(LOWEST, logprob)}
 
-    def _picked(self, answer: NativeChunk) -> Any:
+    def _picked(self, answer: Any) -> Any:
         """The answer, or of it the fields that the request asks for by name."""
         if not self.body.response_fields:
             return answer
         found = {path: _at(answer, path) for path in self.body.response_fields}
-        return {path: value for path, value in found.items() if value is not _MISSING}
-
-
-_MISSING = object()
+        return {path: value for path, value in found.items() if value is not None}
 
 
 def _at(value: Any, path: str) -> Any:
+    """None where there is no such field."""
     for name in path.split("/"):
-        value = value.get(name, _MISSING) if isinstance(value, dict) else _MISSING
+        value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def _timings(latest: RequestOutput) -> Timings:
-    cached, predicted = latest.num_cached_tokens, latest.num_output_tokens
-    computed = latest.num_prompt_tokens - cached
-    _, queue, prefill, decode = current_phases()
-    prompt_ms, predicted_ms = (queue + prefill) * 1e3, decode * 1e3
-    return {
-        "cache_n": cached,
-        "prompt_n": computed,
-        "prompt_ms": prompt_ms,
-        "prompt_per_token_ms": prompt_ms / max(1, computed),
-        "prompt_per_second": computed / prompt_ms * 1e3 if prompt_ms else 0.0,
-        "predicted_n": predicted,
-        "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": predicted_ms / max(1, predicted),
-        "predicted_per_second": predicted / predicted_ms * 1e3 if predicted_ms else 0.0,
-    }
+def _timings(latest: RequestOutput) -> dict[str, float]:
+    """See `Timings`."""
+    phases, cached = current_phases(), latest.num_cached_tokens
+    timings: dict[str, float] = {"cache_n": cached}
+    for name, count, seconds in (
+        ("prompt", latest.num_prompt_tokens - cached, phases.queue + phases.prefill),
+        ("predicted", latest.num_output_tokens, phases.decode),
+    ):
+        timings[f"{name}_n"] = count
+        timings[f"{name}_ms"] = seconds * 1e3
+        timings[f"{name}_per_token_ms"] = seconds * 1e3 / max(1, count)
+        timings[f"{name}_per_second"] = count / seconds if seconds else 0.0
+    return timings

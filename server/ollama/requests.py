@@ -1,51 +1,26 @@
-"""Bodies of Ollama's /api/chat and /api/generate, and what the engine takes of them.
-
-What requests leave out comes from the checkpoint's generation config, not from Ollama's own defaults.
-"""
+"""Bodies of Ollama's /api/chat and /api/generate, and what the engine takes of them."""
 
 import dataclasses
 from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest
-from configs.sampling import SamplingParams, StructuredOutput
-from server.bodies import Hint, ModelRequest, RequestBody, Unsupported
+from configs.sampling import StructuredOutput
+from server.bodies import Hint, ModelRequest, Unsupported
 from server.chat import Chat, render
 from server.field_names import naming
 from server.generation import Prompt
 from server.openai.base import Timeout
 from server.openai.messages import Content, Tool, ToolCall, template_messages
-from server.sampling import (
-    NEUTRAL_PENALTIES,
-    NumLogprobs,
-    Penalty,
-    Text,
-    TokenId,
-    check_stop,
-    fitted,
-    is_penalised,
-    sampling_params,
-)
+from server.sampling import AlsoFloat, Integer, LlamaSampling, NumLogprobs, Text, TokenId, fitted, sampling_params
 from server.serving import Serving
 from server.shortening import encode_part, room_for_prompt
 from server.structured import STRICT, json_schema
 from server.tools import as_given, offered
 
-SAME_NAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
-"""Options that mean the same in `SamplingParams`."""
 FIELD_NAMES = {"max_tokens": "options", "structured": "format"}
-
-
-def _without_fraction(value: Any) -> Any:
-    """Clients write all numbers as floats; as at Ollama, those without a fraction are integers too."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-AlsoFloat = BeforeValidator(_without_fraction)
-Integer = Annotated[int, Field(ge=-(2**63), lt=2**63), AlsoFloat]
-NumPredict = Annotated[int, Field(ge=-2, lt=2**63, json_schema_extra={"not": {"const": 0}}), AlsoFloat]
 
 
 class OllamaBody(ModelRequest):
@@ -53,30 +28,13 @@ class OllamaBody(ModelRequest):
     """Clients send what their HTTP library does of its own accord, as curl does in Ollama's examples."""
 
 
-class OllamaOptions(RequestBody):
+class OllamaOptions(LlamaSampling):
     """How one answer is decoded. Options of other engines that would change an answer are ignored and reported."""
 
-    num_predict: NumPredict | None = None
+    num_predict: Annotated[Literal[-1, -2] | Annotated[int, Field(ge=1, lt=2**63)], AlsoFloat] | None = None
     """Most tokens to generate; -1 and -2 are as many as the context holds."""
     num_ctx: Integer | None = None
     """The context is always the server's; more than that cannot be had."""
-    temperature: Annotated[float, Field(ge=0)] | None = None
-    """0 is greedy."""
-    top_k: Annotated[int, Field(ge=-1, lt=2**63), AlsoFloat] | None = None
-    """Only this many likeliest tokens; 0 and -1: all."""
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Only the likeliest tokens that have this probability together."""
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Only tokens with at least this share of the likeliest one's probability."""
-    seed: Integer | None = None
-    """-1 stands for none."""
-    stop: Text | tuple[Text, ...] | None = None
-    """Texts before which the answer ends."""
-    repeat_penalty: Annotated[float, Field(gt=0)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repeat_last_n: Integer | None = None
-    """Penalties look at all tokens, which is -1, or at none, which is 0; others are served as -1."""
 
     embedding_only: Annotated[Any, Hint((False,))] = None
     logits_all: Annotated[Any, Hint((False,))] = None
@@ -131,16 +89,14 @@ class OllamaRequest(OllamaBody):
 
     @property
     def unknown_fields(self) -> list[str]:
-        return super().unknown_fields + (self._named(self.options.unknown_fields) if self.options else [])
+        return super().unknown_fields + self._of_options("unknown_fields")
 
     @property
     def ignored_fields(self) -> list[str]:
-        in_options = self._named(self.options.ignored_fields) if self.options else []
-        return [*dict.fromkeys(super().ignored_fields + in_options)]
+        return [*dict.fromkeys(super().ignored_fields + self._of_options("ignored_fields"))]
 
-    @staticmethod
-    def _named(options: list[str]) -> list[str]:
-        return [f"options.{name}" for name in options]
+    def _of_options(self, which: str) -> list[str]:
+        return [f"options.{name}" for name in getattr(self.options, which, ())]
 
 
 @STRICT
@@ -179,45 +135,49 @@ class OllamaGenerateRequest(OllamaRequest):
     width: Annotated[Any, Unsupported((0,))] = None
     steps: Annotated[Any, Unsupported((0,))] = None
 
+    @property
+    def has_template(self) -> bool:
+        """Whether the chat template stands around the prompt."""
+        return not (self.raw or self.suffix)
 
-def chat_of(body: OllamaChatRequest, serving: Serving) -> Chat:
-    """Of a body with messages. Raises `InvalidRequest` naming the field."""
+
+def chat_of(body: OllamaChatRequest | OllamaGenerateRequest, serving: Serving) -> Chat:
+    """Of a body with messages, or with a prompt for the chat template. Raises `InvalidRequest` naming the field."""
+    return Chat(
+        **(_conversation(body) if isinstance(body, OllamaChatRequest) else _prompt(body, serving)),
+        sampling=sampling_of(body, serving),
+        fit_max_tokens=True,
+        timeout=body.timeout_s,
+    )
+
+
+def _conversation(body: OllamaChatRequest) -> dict[str, Any]:
     passed_over: list[str] = []
     given = [_openai_message(one, f"messages[{index}]") for index, one in enumerate(body.messages or [])]
     messages = template_messages(given, passed_over)
     continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
+    kwargs = {"add_generation_prompt": not continued, "continue_final_message": continued}
     tools: Any = body.tools
-    return Chat(
-        messages=messages,
-        tools=offered(tools, as_given, passed_over),
-        passed_over=passed_over,
-        sampling=sampling_of(body, serving),
-        template_kwargs={
-            "add_generation_prompt": not continued,
-            "continue_final_message": continued,
-            **body.thinking,
-        },
-        field_names={"prompt": "messages", **FIELD_NAMES},
-        fit_max_tokens=True,
-        timeout=body.timeout_s,
-    )
+    return {
+        "messages": messages,
+        "tools": offered(tools, as_given, passed_over),
+        "passed_over": passed_over,
+        "template_kwargs": kwargs | body.thinking,
+        "field_names": {"prompt": "messages", **FIELD_NAMES},
+    }
 
 
-def generate_chat_of(body: OllamaGenerateRequest, serving: Serving) -> Chat:
-    """Of a body with a prompt and a chat template around it. Raises `InvalidRequest` naming the field."""
-    vocab_size = serving.engine.info.vocab_size
-    if (largest := max(body.context or (), default=0)) >= vocab_size:
+def _prompt(body: OllamaGenerateRequest, serving: Serving) -> dict[str, Any]:
+    context, vocab_size = body.context or [], serving.engine.info.vocab_size
+    if (largest := max(context, default=0)) >= vocab_size:
         raise InvalidRequest(f"token id {largest} is outside the vocabulary of {vocab_size} tokens", param="context")
     user = {"role": "user", "content": body.prompt or ""}
-    return Chat(
-        messages=[{"role": "system", "content": body.system}, user] if body.system else [user],
-        sampling=sampling_of(body, serving),
-        template_kwargs=body.thinking,
-        field_names=FIELD_NAMES,
-        prompt_prefix=body.context or [],
-        fit_max_tokens=True,
-        timeout=body.timeout_s,
-    )
+    return {
+        "messages": [{"role": "system", "content": body.system}, user] if body.system else [user],
+        "prompt_prefix": context,
+        "template_kwargs": body.thinking,
+        "field_names": FIELD_NAMES,
+    }
 
 
 async def without_beginning(chat: Chat, serving: Serving) -> Chat:
@@ -262,38 +222,14 @@ async def plain_prompt(body: OllamaGenerateRequest, serving: Serving, *, is_cut:
 def sampling_of(body: OllamaRequest, serving: Serving) -> dict[str, Any]:
     """Fields of `SamplingParams`. Raises `InvalidRequest` naming the field."""
     options = body.options or OllamaOptions()
-    if options.num_predict == 0:
-        message = "options.num_predict must be at least 1, or -1 or -2 for what the context holds; got 0"
-        raise InvalidRequest(message, param="options")
-    stop = (options.stop,) if isinstance(options.stop, str) else options.stop or ()
-    check_stop(stop, serving.config, "options.stop")
-    given = {
-        **{name: getattr(options, name) for name in SAME_NAME},
-        "repetition_penalty": options.repeat_penalty,
-        "seed": None if options.seed == -1 else options.seed,
-        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
-        "stop": stop,
-    }
-    if options.repeat_last_n == 0:
-        given |= NEUTRAL_PENALTIES
+    num_predict = options.num_predict or -1
+    json_object = StructuredOutput("json_object") if body.format else None
     return {
-        **{name: value for name, value in given.items() if value is not None},
-        "max_tokens": options.num_predict if (options.num_predict or 0) > 0 else None,
-        "structured": json_schema(body.format) if isinstance(body.format, dict) else _JSON if body.format else None,
+        **options.given_sampling(serving.config, "options."),
+        "max_tokens": num_predict if num_predict > 0 else None,
+        "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        "structured": json_schema(body.format) if isinstance(body.format, dict) else json_object,
     }
-
-
-_JSON = StructuredOutput("json_object")
-
-
-def served_otherwise(body: OllamaRequest, params: SamplingParams, max_model_len: int) -> list[str]:
-    """Names of the options that cannot be served as they stand; `params` are those that the request came to."""
-    options = body.options or OllamaOptions()
-    found = {
-        "options.num_ctx": (options.num_ctx or 0) > max_model_len,
-        "options.repeat_last_n": is_penalised(params) and options.repeat_last_n not in (None, -1),
-    }
-    return [name for name, is_ignored in found.items() if is_ignored]
 
 
 def _openai_message(given: OllamaMessage, where: str) -> dict[str, Any]:
