@@ -1,27 +1,27 @@
 """One conversation to answer, in no protocol's words: what the chat-like routes turn their bodies into."""
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from configs.errors import InvalidRequest
-from configs.sampling import Reasoning, ThinkingBudget
+from configs.sampling import Reasoning, StructuredOutput
 from engine.async_engine import AsyncEngine
 from engine.input_processor import RenderedChat
 from engine.outputs import CompletionOutput, RequestOutput
 from server.answers.delta import Answer, DeltaMessage
 from server.answers.grammar import Choice, answer_grammar
 from server.answers.parser import AnswerParser
-from server.answers.styles import AnswerStyle, ReasoningParser, style_of
-from server.field_names import FieldNames, naming
-from server.generation import Generation, Prompt
+from server.answers.styles import AnswerStyle, style_of
+from server.generation import Generation, GenerationOptions, Prompt, naming
 from server.sampling import fitted, sampling_params, truncated
 from server.serving import Serving
 
 
-@dataclass(frozen=True)
-class Chat:
+@dataclass(frozen=True, kw_only=True)
+class Chat(GenerationOptions):
     messages: list[dict[str, Any]]
     """As chat templates take them: content a string, arguments of tool calls an object."""
     sampling: dict[str, Any]
@@ -34,24 +34,14 @@ class Chat:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     """Instead of the model's."""
-    field_names: FieldNames = field(default_factory=dict)
-    """Of errors."""
     prompt_prefix: list[int] = field(default_factory=list)
     """Token ids before the rendered chat, which then goes without its beginning-of-sequence token."""
-    beam_length_penalty: float | None = None
-    """See `Generation`."""
     thinking_token_budget: int | None = None
     truncate_prompt_tokens: int | None = None
     truncation_side: str = "left"
-    request_id: str | None = None
     fit_max_tokens: bool = False
     """A max_tokens that is more than the context holds means as many as it holds, and is not refused."""
-    priority: int | None = None
-    cache_salt: str | None = None
-    timeout: float | None = None
-    """Seconds."""
     passed_over: list[str] = field(default_factory=list)
-    """See `Generation`."""
 
 
 class Answers:
@@ -99,32 +89,18 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
     """Raises `InvalidRequest` for what the template, the grammar or the context refuse."""
     if len(chat.tools) > MAX_TOOLS:
         raise InvalidRequest(f"a request may have {MAX_TOOLS} tools; got {len(chat.tools)}", param="tools")
-    names = {"structured": "tools", **chat.field_names}
-    with naming(names):
+    chat = dataclasses.replace(chat, field_names={"structured": "tools", **chat.field_names})
+    with naming(chat.field_names):
         rendered = await render(serving, chat, must_fit=chat.truncate_prompt_tokens is None)
-        reading = _Reading.of(chat, _offered_tools(chat), _style_of(serving, chat), rendered.text)
-        prompt = await _prompt(serving, chat, reading, rendered)
-    generation = Generation(
-        serving,
-        [prompt],
-        id_prefix=id_prefix,
-        priority=chat.priority,
-        cache_salt=chat.cache_salt,
-        field_names=names,
-        request_id=chat.request_id,
-        timeout=chat.timeout,
-        beam_length_penalty=chat.beam_length_penalty,
-        passed_over=chat.passed_over,
-    )
-    return generation, Answers(reading.new_parser)
+        reading = _Reading(serving, chat, rendered.text)
+        prompt = await _prompt(serving, chat, await reading.sampling(), rendered)
+    answers = Answers(reading.new_parser if reading.tools or reading.reasoning else None)
+    return Generation(serving, [prompt], chat, id_prefix=id_prefix), answers
 
 
-async def _prompt(serving: Serving, chat: Chat, reading: "_Reading", rendered: RenderedChat) -> Prompt:
+async def _prompt(serving: Serving, chat: Chat, sampling: dict[str, Any], rendered: RenderedChat) -> Prompt:
     engine = serving.engine
     limit = engine.info.max_model_len
-    # the grammar of many tools takes a while to write
-    grammar = await asyncio.to_thread(reading.sampling, serving) if chat.tools else reading.sampling(serving)
-    sampling = {**grammar, "thinking": await reading.thinking(serving)}
     params = sampling_params(sampling, engine.default_sampling)
     if chat.beam_length_penalty is not None and (params.structured or params.thinking):
         raise InvalidRequest("beam search knows no tool choice and no thinking budget", param="use_beam_search")
@@ -182,74 +158,65 @@ def _offered_tools(chat: Chat) -> list[dict[str, Any]]:
     return [tool for tool in chat.tools if tool["function"]["name"] == name] if name != chat.tool_choice else chat.tools
 
 
-@dataclass(frozen=True)
 class _Reading:
     """How one chat's answers are to be read, and so how they may be written."""
 
-    chat: Chat
-    tools: list[dict[str, Any]]
-    style: AnswerStyle
-    reasoning: ReasoningParser | None
-    starts_inside: bool
-
-    @classmethod
-    def of(cls, chat: Chat, tools: list[dict[str, Any]], style: AnswerStyle, prompt: str) -> "_Reading":
-        reasoning = style.reasoning
+    def __init__(self, serving: Serving, chat: Chat, prompt: str) -> None:
+        self.chat = chat
+        self.engine = serving.engine
+        self.style = _style_of(serving, chat)
+        self.tools = _offered_tools(chat)
+        self.functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
+        self.choice: Choice = "auto" if chat.tool_choice in ("auto", "none") else "required"
+        self.reasoning = reasoning = self.style.reasoning
+        self.starts_inside = reasoning is not None and reasoning.starts_inside(prompt)
         if reasoning is None:
-            return cls(chat, tools, style, None, False)
-        inside = reasoning.starts_inside(prompt)
+            return
+        is_over = reasoning.is_over(prompt)
         if chat.template_kwargs.get("continue_final_message"):
             begun = chat.messages[-1]["content"]
-            inside = inside or (reasoning.opening in begun and reasoning.closing not in begun)
-            return cls(chat, tools, style, reasoning if inside else None, inside)
-        return cls(chat, tools, style, None if reasoning.is_over(prompt) else reasoning, inside)
+            self.starts_inside |= reasoning.opening in begun and reasoning.closing not in begun
+            is_over = not self.starts_inside
+        if is_over:
+            self.reasoning = None
 
-    @property
-    def new_parser(self) -> Callable[[], AnswerParser] | None:
-        if not self.tools and self.reasoning is None:
-            return None
-        functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
-        style = self.style.tools if self.tools else None
-        required = bool(self.tools) and self._choice == "required"
-        return lambda: AnswerParser(
-            self.reasoning, style, functions, starts_inside=self.starts_inside, only_calls=required
+    def new_parser(self) -> AnswerParser:
+        return AnswerParser(
+            self.reasoning,
+            self.style.tools if self.tools else None,
+            self.functions,
+            starts_inside=self.starts_inside,
+            only_calls=self.choice == "required",
         )
 
-    @property
-    def _choice(self) -> Choice:
-        return "required" if self.chat.tool_choice == "required" or self.chat.tool_choice.startswith("=") else "auto"
+    async def sampling(self) -> dict[str, Any]:
+        """The request's fields, with the answer's grammar, the special tokens that its parser has to see, and what
+        bounds its reasoning."""
+        chat, reasoning = self.chat, self.reasoning
+        # the grammar of many tools takes a while to write
+        structured = await asyncio.to_thread(self._grammar) if self.tools else self._grammar()
+        markers = (*(self.style.tools.markers if self.tools else ()), *(reasoning or ()))
+        ids = map(self.engine.tokenizer.special_id, markers)
+        shown = tuple(token_id for token_id in ids if token_id is not None)
+        fields = {**chat.sampling, "shown_token_ids": shown, "structured": structured}
+        if reasoning is None:
+            return fields
+        around = Reasoning(reasoning.closing, "" if self.starts_inside else reasoning.opening)
+        if chat.thinking_token_budget is not None:
+            end = reasoning.end(chat.chat_template or self.engine.chat_template or "")
+            fields["thinking"] = await self.engine.thinking_budget(chat.thinking_token_budget, around, end)
+        return {**fields, "reasoning": around}
 
-    async def thinking(self, serving: Serving) -> ThinkingBudget | None:
-        budget, style, engine = self.chat.thinking_token_budget, self.reasoning, serving.engine
-        if budget is None or style is None:
-            return None
-        end = style.end(self.chat.chat_template or engine.chat_template or "")
-        return await engine.thinking_budget(budget, self.markers(style), end)
-
-    def markers(self, style: ReasoningParser) -> Reasoning:
-        """As the engine takes them."""
-        return Reasoning(style.closing, "" if self.starts_inside else style.opening)
-
-    def sampling(self, serving: Serving) -> dict[str, Any]:
-        """The request's fields, with the answer's grammar and the special tokens that its parser has to see."""
+    def _grammar(self) -> StructuredOutput | None:
         chat = self.chat
-        choice = self._choice
-        one = chat.tool_choice.startswith("=") or (choice == "required" and self.style.takes_one_call)
-        structured = answer_grammar(
+        is_one = chat.tool_choice.startswith("=") or (self.choice == "required" and self.style.takes_one_call)
+        return answer_grammar(
             self.style.tools,
             self.tools,
-            choice,
-            parallel=chat.parallel_tool_calls and not one,
+            self.choice,
+            parallel=chat.parallel_tool_calls and not is_one,
             reasoning=self.reasoning,
             starts_inside=self.starts_inside,
             content=chat.sampling.get("structured"),
             passed_over=chat.passed_over,
         )
-        markers = [
-            *(self.style.tools.markers if self.tools else ()),
-            *(self.reasoning or ()),
-        ]
-        ids = map(serving.engine.tokenizer.special_id, markers)
-        shown = tuple(token_id for token_id in ids if token_id is not None)
-        reasoning = None if self.reasoning is None else self.markers(self.reasoning)
-        return {**chat.sampling, "shown_token_ids": shown, "structured": structured, "reasoning": reasoning}

@@ -3,16 +3,30 @@
 import sys
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
-from server.field_names import FieldNames, naming
 from server.metrics.records import current_owner, note_response
 from server.serving import Serving, own_cache_salt
+
+FieldNames = Mapping[str, str]
+"""Parameters of the engine (prompt, or a field of `SamplingParams`) to fields of a request; others keep their names."""
+
+
+@contextmanager
+def naming(names: FieldNames) -> Iterator[None]:
+    """Let an `InvalidRequest` that leaves the block name the request's field, where the engine names its own."""
+    try:
+        yield
+    except InvalidRequest as error:
+        if error.param is not None:
+            error.param = names.get(error.param, error.param)
+        raise
 
 
 @dataclass(frozen=True)
@@ -25,46 +39,47 @@ class Prompt:
     """For answers that begin with it."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class GenerationOptions:
+    """How a request runs, whatever its prompts are."""
+
+    field_names: FieldNames = MappingProxyType({})
+    """Of errors."""
+    request_id: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    timeout: float | None = None
+    """Seconds from now on."""
+    beam_length_penalty: float | None = None
+    """With it the choices of a prompt are its likeliest sequences, and there is only the `whole` answer."""
+    passed_over: Sequence[str] = ()
+    """Parts of the request that nothing follows from, for the header that names them."""
+
+
 class Generation:
     """The choices of one request. Choice `prompt * n + j` is the j-th of its prompt."""
 
-    def __init__(
-        self,
-        serving: Serving,
-        prompts: list[Prompt],
-        *,
-        id_prefix: str,
-        priority: int | None = None,
-        cache_salt: str | None = None,
-        field_names: FieldNames = MappingProxyType({}),
-        request_id: str | None = None,
-        timeout: float | None = None,
-        beam_length_penalty: float | None = None,
-        passed_over: Sequence[str] = (),
-    ) -> None:
-        """With `beam_length_penalty` the choices of a prompt are its likeliest sequences, and there is only the
-        `whole` answer. The `timeout` that the request asks for, in seconds, begins now."""
+    def __init__(self, serving: Serving, prompts: list[Prompt], options: GenerationOptions, *, id_prefix: str) -> None:
         self.serving = serving
         self.prompts = prompts
         self.n = prompts[0].params.n
-        if request_id:
-            serving.requests.claim(request_id)
-        self.id = id_prefix + (request_id or uuid.uuid4().hex)
+        if options.request_id:
+            serving.requests.claim(options.request_id)
+        self.id = id_prefix + (options.request_id or uuid.uuid4().hex)
         owner = current_owner()
-        self._engine_id = f"{self.id}-{owner}" if request_id and owner else self.id
+        self._engine_id = f"{self.id}-{owner}" if options.request_id and owner else self.id
         """Clients with other keys may choose the same id."""
-        note_response(self.id, self.n if beam_length_penalty is None else 1)
+        note_response(self.id, self.n if options.beam_length_penalty is None else 1)
         self.created = int(time.time())
         self.latest: list[RequestOutput | None] = [None] * (len(prompts) * self.n)
         """Of each choice; it holds the choice's counts. Whoever reads `run` keeps it up to date."""
-        self.passed_over = [*dict.fromkeys(passed_over)]
-        """Parts of the request that nothing follows from, for the header that names them."""
-        self._priority = priority or 0
-        self._cache_salt = own_cache_salt(cache_salt)
-        self._deadline = serving.deadline(timeout)
+        self.passed_over = list(options.passed_over)
+        self._priority = options.priority or 0
+        self._cache_salt = own_cache_salt(options.cache_salt)
+        self._deadline = serving.deadline(options.timeout)
         self._has_room = False
-        self._field_names = field_names
-        self._beam_length_penalty = beam_length_penalty
+        self._field_names = options.field_names
+        self._beam_length_penalty = options.beam_length_penalty
 
     def run(self, interval: int | None = None) -> AsyncGenerator[OutputBatch, None]:
         """What comes, as it comes or, behind the first tokens, every `interval` tokens of a choice (default: the
@@ -111,17 +126,9 @@ class Generation:
                 cache_salt=self._cache_salt,
                 deadline=self._deadline,
             ):
-                num_prompt_tokens, num_output_tokens = len(prompt.token_ids), len(output.token_ids)
-                self.latest[len(outputs)] = RequestOutput(
-                    output.text,
-                    output.token_ids,
-                    None,
-                    output.finish_reason,
-                    None,
-                    num_prompt_tokens,
-                    0,
-                    num_output_tokens,
-                )
+                counts = len(prompt.token_ids), 0, len(output.token_ids)
+                latest = RequestOutput(output.text, output.token_ids, None, output.finish_reason, None, *counts)
+                self.latest[len(outputs)] = latest
                 output.index = len(outputs)
                 outputs.append(output)
         return outputs

@@ -16,8 +16,7 @@ from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.bodies import BodyRoute, ParsedRequest, Unsupported
 from server.documented import streamed
 from server.errors import error_statuses, openai_error
-from server.field_names import naming
-from server.generation import Generation, Prompt
+from server.generation import Generation, GenerationOptions, Prompt, naming
 from server.logprobs import LOWEST, ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs, spelling
 from server.openai.base import (
     ScheduledRequest,
@@ -137,10 +136,7 @@ async def token_generation(serving: Serving, body: TokenGenerationRequest) -> Ge
         params = sampling_params(given, serving.engine.default_sampling)
         serving.check_number_of_choices(1, params.n)
         serving.engine.validate(body.token_ids, params)
-    return Generation(
-        serving,
-        [Prompt(body.token_ids, params)],
-        id_prefix="" if body.request_id else "generate-",
+    options = GenerationOptions(
         request_id=body.request_id,
         priority=body.priority,
         cache_salt=body.cache_salt,
@@ -148,6 +144,8 @@ async def token_generation(serving: Serving, body: TokenGenerationRequest) -> Ge
         field_names=names,
         beam_length_penalty=beam_length_penalty(fields, body.stream),
     )
+    prompts = [Prompt(body.token_ids, params)]
+    return Generation(serving, prompts, options, id_prefix="" if body.request_id else "generate-")
 
 
 class TokenWriter:

@@ -9,8 +9,7 @@ from typing_extensions import TypedDict
 from configs.errors import InvalidRequest, shown
 from configs.sampling import SamplingParams, StructuredOutput
 from server.bodies import ModelRequest, Unsupported
-from server.field_names import naming
-from server.generation import Generation, Prompt
+from server.generation import Generation, GenerationOptions, Prompt, naming
 from server.sampling import LlamaSampling, NumLogprobs, TokenId, fitted, sampling_params
 from server.serving import Serving
 from server.structured import STRICT, JsonSchema, json_schema
@@ -119,7 +118,7 @@ async def native_generation(serving: Serving, body: NativeCompletionRequest | In
             fits = fitted(params, serving.engine.info.max_model_len - len(token_ids))
             serving.engine.validate(token_ids, fits)
             prompts.append(Prompt(token_ids, fits))
-    return Generation(serving, prompts, id_prefix="native-", field_names=names)
+    return Generation(serving, prompts, GenerationOptions(field_names=names), id_prefix="native-")
 
 
 async def _params(serving: Serving, body: NativeRequest) -> SamplingParams:

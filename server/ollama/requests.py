@@ -10,8 +10,7 @@ from configs.errors import InvalidRequest
 from configs.sampling import StructuredOutput
 from server.bodies import Hint, ModelRequest, Unsupported
 from server.chat import Chat, render
-from server.field_names import naming
-from server.generation import Prompt
+from server.generation import Prompt, naming
 from server.openai.base import Timeout
 from server.openai.messages import Content, Tool, ToolCall, template_messages
 from server.sampling import AlsoFloat, Integer, LlamaSampling, NumLogprobs, Text, TokenId, fitted, sampling_params

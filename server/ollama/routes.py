@@ -18,7 +18,7 @@ from server.bodies import BodyRoute, ParsedRequest
 from server.chat import Answers, start_chat
 from server.documented import LINES, streamed
 from server.errors import OllamaError, error_statuses, ollama_error
-from server.generation import Generation
+from server.generation import Generation, GenerationOptions
 from server.logprobs import TokenLogprob, chat_logprobs, spelling
 from server.metrics.records import current_phases
 from server.ollama.requests import (
@@ -217,8 +217,8 @@ async def _generation(body: OllamaGenerateRequest, serving: Serving, *, is_cut: 
         chat = chat_of(body, serving)
         return await start_chat(serving, await without_beginning(chat, serving) if is_cut else chat, "gen-")
     prompt = await plain_prompt(body, serving, is_cut=is_cut)
-    generation = Generation(serving, [prompt], id_prefix="gen-", field_names=FIELD_NAMES, timeout=body.timeout_s)
-    return generation, Answers(None)
+    options = GenerationOptions(field_names=FIELD_NAMES, timeout=body.timeout_s)
+    return Generation(serving, [prompt], options, id_prefix="gen-"), Answers(None)
 
 
 class LineStream(EventStream):

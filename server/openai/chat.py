@@ -17,8 +17,7 @@ from server.bodies import BodyRoute, ParsedRequest, Unsupported
 from server.chat import Answers, Chat, start_chat
 from server.documented import streamed
 from server.errors import error_statuses
-from server.field_names import naming
-from server.generation import Generation
+from server.generation import Generation, naming
 from server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs, spelling
 from server.openai.base import AnswerHead, GenerationRequest, OpenAIWriter, StopReason
 from server.openai.messages import Function, FunctionName, Messages, Tool, ToolChoice, template_messages

@@ -15,8 +15,7 @@ from engine.outputs import CompletionOutput, RequestOutput
 from server.bodies import BodyRoute, ParsedRequest
 from server.documented import streamed
 from server.errors import error_statuses
-from server.field_names import naming
-from server.generation import Generation, Prompt
+from server.generation import Generation, GenerationOptions, Prompt, naming
 from server.logprobs import CompletionLogprobs, CompletionTokens, PromptLogprobs, joined, prompt_logprobs
 from server.openai.base import AnswerHead, GenerationRequest, OpenAIWriter, StopReason
 from server.sampling import NumLogprobs, TokenId, beam_length_penalty, sampling_params, truncated
@@ -73,10 +72,7 @@ class Completion(AnswerHead):
 async def completions(body: CompletionRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """Continue prompts."""
     prompts = await request.prepare(lambda: completion_prompts(serving, body))
-    generation = Generation(
-        serving,
-        prompts,
-        id_prefix="cmpl-",
+    options = GenerationOptions(
         priority=body.priority,
         cache_salt=body.cache_salt,
         field_names=body.field_names,
@@ -84,6 +80,7 @@ async def completions(body: CompletionRequest, request: ParsedRequest, serving: 
         timeout=body.timeout_s,
         beam_length_penalty=beam_length_penalty(body, body.stream),
     )
+    generation = Generation(serving, prompts, options, id_prefix="cmpl-")
     return await CompletionWriter(generation, body).respond(request)
 
 

@@ -17,7 +17,7 @@ from configs.sampling import SamplingParams
 from server.bodies import BodyRoute, ParsedRequest, Unsupported, one_of
 from server.documented import given
 from server.errors import error_statuses
-from server.field_names import naming
+from server.generation import naming
 from server.metrics.records import note_response
 from server.openai.base import ScheduledRequest
 from server.openai.chat_prompt import ChatPromptFields
