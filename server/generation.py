@@ -5,8 +5,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
@@ -43,7 +42,7 @@ class Prompt:
 class GenerationOptions:
     """How a request runs, whatever its prompts are."""
 
-    field_names: FieldNames = MappingProxyType({})
+    field_names: FieldNames = field(default_factory=dict)
     """Of errors."""
     request_id: str | None = None
     priority: int | None = None
