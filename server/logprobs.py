@@ -52,24 +52,18 @@ class CompletionLogprobs(TypedDict):
     """Characters that are complete before the token; the first token of the text begins at 0."""
 
 
-def joined(first: CompletionLogprobs, later: CompletionLogprobs) -> CompletionLogprobs:
-    return {
-        "tokens": first["tokens"] + later["tokens"],
-        "token_logprobs": first["token_logprobs"] + later["token_logprobs"],
-        "top_logprobs": first["top_logprobs"] + later["top_logprobs"],
-        "text_offset": first["text_offset"] + later["text_offset"],
-    }
-
-
 Spelling = Callable[[int], str]
 _spelling_by_id: Spelling = "token_id:{}".format
 
 
 def spelling(tokenizer: Tokenizer, as_token_ids: bool | None) -> Spelling:
-    """How answers write a token: its text, or `token_id:7`."""
+    """How answers write a token: its text, or `token_id:7`.
+
+    A token may end within a character; such pieces show as U+FFFD.
+    """
     if as_token_ids:
         return _spelling_by_id
-    return lambda token_id: _text(tokenizer.token_bytes(token_id))
+    return lambda token_id: tokenizer.token_bytes(token_id).decode(errors="replace")
 
 
 class CompletionTokens:
@@ -81,31 +75,21 @@ class CompletionTokens:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def logprobs(self, positions: Sequence[TokenLogprobs]) -> CompletionLogprobs:
-        """The next tokens of the choice. The chosen token is among the top ones."""
-        return {
-            "tokens": [self._spell(position.token_id) for position in positions],
-            "token_logprobs": [max(LOWEST, position.logprob) for position in positions],
-            "top_logprobs": [self._top(position) for position in positions],
-            "text_offset": [self._begin(position.token_id) for position in positions],
-        }
-
-    def echoed(
-        self, prompt_token_ids: Sequence[int], positions: Sequence[TokenLogprobs], count: int
-    ) -> CompletionLogprobs:
-        """The tokens of a prompt. Nothing predicts the first; `positions` are the others', with `count` top ones."""
-        token_id = prompt_token_ids[0]
-        first: CompletionLogprobs = {
-            "tokens": [self._spell(token_id)],
-            "token_logprobs": [None],
-            "top_logprobs": [None],
-            "text_offset": [self._begin(token_id)],
-        }
-        rest = [TokenLogprobs(one.token_id, one.logprob, one.top[:count]) for one in positions]
-        return joined(first, self.logprobs(rest))
+    def logprobs(self, positions: Sequence[TokenLogprobs | int]) -> CompletionLogprobs:
+        """The next tokens of the choice; one that nothing predicts is an id alone."""
+        written: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for one in positions:
+            token_id = one if isinstance(one, int) else one.token_id
+            written["tokens"].append(self._spell(token_id))
+            written["token_logprobs"].append(None if isinstance(one, int) else max(LOWEST, one.logprob))
+            written["top_logprobs"].append(None if isinstance(one, int) else self._top(one))
+            written["text_offset"].append(self._offset)
+            self._offset += len(self._decoder.decode(self._bytes_of(token_id)))
+        return written
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
-        """Likeliest first, each id once. Of ids with one spelling the chosen or else the likeliest has it."""
+        """Likeliest first, each id once, the chosen one too. Of ids with one spelling the chosen or else the likeliest
+        has it."""
         logprobs = dict(position.top)
         logprobs.setdefault(position.token_id, position.logprob)
         chosen = self._spell(position.token_id)
@@ -125,15 +109,10 @@ class CompletionTokens:
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    def _begin(self, token_id: int) -> int:
-        """Characters that were complete before the token."""
-        begin = self._offset
-        self._offset += len(self._decoder.decode(self._bytes_of(token_id)))
-        return begin
-
 
 def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:
     """By token id, for each token of the prompt; null for the first."""
+    spell = spelling(tokenizer, False)
     result: PromptLogprobs = [None]
     for position in positions:
         ranked: dict[int, tuple[float, int | None]] = {
@@ -142,11 +121,7 @@ def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], co
         ranked.setdefault(position.token_id, (position.logprob, position.rank))
         result.append(
             {
-                str(token_id): {
-                    "logprob": max(LOWEST, logprob),
-                    "rank": rank,
-                    "decoded_token": _text(tokenizer.token_bytes(token_id)),
-                }
+                str(token_id): {"logprob": max(LOWEST, logprob), "rank": rank, "decoded_token": spell(token_id)}
                 for token_id, (logprob, rank) in ranked.items()
             }
         )
@@ -162,8 +137,3 @@ def chat_logprobs(spell: Spelling, tokenizer: Tokenizer, positions: Sequence[Tok
         {**written(one.token_id, one.logprob), "top_logprobs": [written(*top) for top in one.top]} for one in positions
     ]
     return {"content": content, "refusal": None}
-
-
-def _text(data: bytes) -> str:
-    """A token may end within a character; such pieces show as U+FFFD."""
-    return data.decode("utf-8", errors="replace")

@@ -11,7 +11,7 @@ from configs.errors import InvalidRequest
 from server.bodies import BodyRoute, ModelRequest, ParsedRequest, Unsupported, one_of
 from server.documented import given
 from server.errors import error_statuses
-from server.openai.chat_prompt import ChatPromptFields
+from server.openai.chat import ChatPromptFields
 from server.openai.messages import Messages
 from server.serving import Serving, ServingOf
 
@@ -34,6 +34,7 @@ class TokenizeRequest(ChatPromptFields):
     with_pieces: bool | None = None
     """Of `content`: answer with objects of id and piece."""
     parse_special: Annotated[Any, Unsupported((True,))] = None
+    media_io_kwargs: Annotated[Any, Unsupported(({},))] = None
 
 
 class TokenizeResponse(TypedDict):
@@ -72,6 +73,7 @@ class TemplateResponse(TypedDict):
 
 class TemplateRequest(ChatPromptFields):
     messages: Messages
+    media_io_kwargs: Annotated[Any, Unsupported(({},))] = None
 
 
 @router.post("/tokenize", response_model=TokenizeResponse | ContentTokens)

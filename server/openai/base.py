@@ -1,7 +1,8 @@
-"""What /v1/completions and /v1/chat/completions share: fields of their requests, and the writer of their answers."""
+"""What the routes that generate share: fields of their requests and answers, and the writer of answers."""
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Annotated, Any, Generic, Literal, NotRequired, TypeVar
 
 import msgspec
@@ -14,7 +15,8 @@ from configs.settings import MAX_SECONDS, ServerConfig
 from engine.outputs import CompletionOutput, OutputBatch, RequestOutput
 from server.bodies import Hint, ModelRequest, ParsedRequest, Unsupported
 from server.errors import openai_error
-from server.generation import Generation
+from server.generation import Generation, Prompt
+from server.logprobs import PromptLogprobs, prompt_logprobs
 from server.sampling import SamplingFields, TruncateTo, given_fields
 from server.sse import DONE, EVENT_END, EventStream, event, until_disconnect
 from server.structured import CLOSED, JsonSchema, ResponseFormat, structured_field, structured_output
@@ -28,12 +30,12 @@ _INLINE_TOKENS = 2000
 
 
 @CLOSED
-class StreamOptions(TypedDict):
-    include_usage: NotRequired[bool | None]
+class StreamOptions(TypedDict, total=False):
+    include_usage: bool | None
     """Send one more chunk with the usage and no choices before `[DONE]`."""
-    continuous_usage_stats: NotRequired[bool | None]
+    continuous_usage_stats: bool | None
     """Every chunk carries the usage so far."""
-    include_obfuscation: NotRequired[bool | None]
+    include_obfuscation: bool | None
     """Only false is honoured: chunks are not padded."""
 
 
@@ -49,12 +51,32 @@ class ScheduledRequest(ModelRequest):
     timeout_s: Timeout | None = None
     """Seconds until the answer ends as it is, with finish_reason `timeout`; the server may have a bound of its own."""
 
+    @property
+    def scheduling(self) -> dict[str, Any]:
+        """These fields as `GenerationOptions` names them."""
+        names = {"request_id": "request_id", "priority": "priority", "cache_salt": "cache_salt", "timeout": "timeout_s"}
+        return {name: getattr(self, field) for name, field in names.items()}
 
-class GenerationRequest(SamplingFields, ScheduledRequest):
-    """Fields of /v1/completions and /v1/chat/completions."""
+
+class StreamedRequest(ScheduledRequest):
+    """Fields of all requests whose answers may come in chunks."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    """Add the ids of prompt and output to the answer."""
+
+    def check_stream_options(self) -> None:
+        """Raises `InvalidRequest` where they ask for nothing that there is."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
+        if self.stream_options and self.stream_options.get("include_obfuscation"):
+            raise InvalidRequest("include_obfuscation is not supported by this server", param="stream_options")
+
+
+class GenerationRequest(SamplingFields, StreamedRequest):
+    """Fields of /v1/completions and /v1/chat/completions."""
+
     stream_interval: Annotated[int, Field(ge=1, le=2**31)] | None = None
     """Send a choice's text every so many tokens; the first comes at once."""
     max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
@@ -70,8 +92,6 @@ class GenerationRequest(SamplingFields, ScheduledRequest):
     """The older name of its `choice`."""
     guided_grammar: str | None = None
     """The older name of its `grammar`."""
-    return_token_ids: bool | None = None
-    """Add the ids of prompt and output to the answer."""
     return_tokens_as_token_ids: bool | None = None
     """Write the tokens of logprobs as `token_id:7`, which tells tokens of equal text apart."""
     truncate_prompt_tokens: TruncateTo | None = None
@@ -99,54 +119,38 @@ class GenerationRequest(SamplingFields, ScheduledRequest):
     @property
     def field_names(self) -> dict[str, str]:
         """Where the request's names differ from the engine's."""
-        names = {}
-        if field := structured_field(self):
-            names["structured"] = field
-        if self.max_completion_tokens is not None:
-            names["max_tokens"] = "max_completion_tokens"
-        return names
+        newer_name = None if self.max_completion_tokens is None else "max_completion_tokens"
+        names = {"structured": structured_field(self), "max_tokens": newer_name}
+        return {name: field for name, field in names.items() if field}
 
     def given_sampling(self, config: ServerConfig) -> dict[str, Any]:
         """Fields of `SamplingParams` that the request gives. max_tokens is None when it leaves it out.
 
         Raises `InvalidRequest`.
         """
-        check_stream_options(self.stream_options, self.stream)
+        self.check_stream_options()
         given = given_fields(self, config)
-        return {**given, "max_tokens": self._max_tokens(), "structured": structured_output(self)}
-
-    def _max_tokens(self) -> int | None:
-        name = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        value: int | None = getattr(self, name)
-        answers_with_prompt = self.echo or self.prompt_logprobs is not None
-        if value == 0 and not answers_with_prompt:
+        name = self.field_names.get("max_tokens", "max_tokens")
+        max_tokens = getattr(self, name)
+        if max_tokens == 0 and not self.echo and self.prompt_logprobs is None:  # nor is there anything else to say
             raise InvalidRequest(f"{name} must be at least 1; got 0", param=name)
-        return value
+        return {**given, "max_tokens": max_tokens, "structured": structured_output(self)}
 
 
-def check_stream_options(options: StreamOptions | None, stream: bool | None) -> None:
-    """Raises `InvalidRequest` where they ask for nothing that there is."""
-    if options is not None and not stream:
-        raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-    if options and options.get("include_obfuscation"):
-        raise InvalidRequest("include_obfuscation is not supported by this server", param="stream_options")
+class PromptUsage(TypedDict):
+    prompt_tokens: int
+    total_tokens: int
 
 
 class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
-class Usage(TypedDict):
+class Usage(PromptUsage):
     """Each prompt counts once, whatever `n` is; completion tokens sum over all choices."""
 
-    prompt_tokens: int
     completion_tokens: int
-    total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-
-
-StopReason = int | str
-"""The stop id or stop string that ended the choice; absent otherwise."""
 
 
 class AnswerHead(TypedDict):
@@ -161,6 +165,35 @@ class AnswerHead(TypedDict):
     """Of a chunk: absent unless asked for, then null in every chunk but the last."""
 
 
+class PromptFields(TypedDict, total=False):
+    prompt_token_ids: list[int]
+    """This and the next, if asked for; of a stream, in the first chunk."""
+    prompt_logprobs: PromptLogprobs
+
+
+class Choice(TypedDict):
+    """What choices of whole answers and of chunks have in common."""
+
+    index: int
+    finish_reason: str | None
+    """Null in all chunks but the choice's last."""
+    stop_reason: NotRequired[int | str]
+    """The stop id or stop string that ended the choice; absent otherwise."""
+    token_ids: NotRequired[list[int]]
+
+
+AnyChoice = TypeVar("AnyChoice", bound=Choice)
+Output = CompletionOutput | RequestOutput
+
+
+def finished(choice: AnyChoice, output: Output, reason: str | None) -> AnyChoice:
+    """The choice with what ended it."""
+    choice["finish_reason"] = reason
+    if output.stop_reason is not None:
+        choice["stop_reason"] = output.stop_reason
+    return choice
+
+
 def usage_of(generation: Generation) -> Usage:
     """What was counted so far."""
     num_prompt, num_output = generation.num_prompt_tokens, generation.num_output_tokens
@@ -172,38 +205,36 @@ def usage_of(generation: Generation) -> Usage:
     }
 
 
-def with_usage(options: StreamOptions | None, config: ServerConfig) -> tuple[bool, bool]:
-    """Whether the last chunk, and whether every chunk of a stream tells the usage."""
-    given = options or {}
-    in_last = bool(given.get("include_usage")) or config.enable_force_include_usage
-    return in_last, bool(given.get("continuous_usage_stats"))
-
-
-Request = TypeVar("Request", bound=GenerationRequest)
+Request = TypeVar("Request", bound=StreamedRequest)
 
 
 class OpenAIWriter(Generic[Request]):
-    """Writes one answer, whole or in chunks. What all chunks begin and end with is encoded once."""
+    """Writes one answer, whole or in chunks. What all chunks begin with is encoded once."""
 
     whole_object: str
     chunk_object: str
+    has_null_usage = True
+    """Where the last chunk tells the usage, the others have null."""
 
     def __init__(self, generation: Generation, body: Request) -> None:
         self.generation = generation
         self.body = body
         self.tokenizer = generation.serving.engine.tokenizer
-        self._usage_in_last, self._usage_in_all = with_usage(body.stream_options, generation.serving.config)
-        self._is_first = True
-        chunk = event(msgspec.json.encode(self._document(self.chunk_object, [])))
-        self._head, _, self._tail = chunk.rpartition(b"[]")
+        options, config = body.stream_options or {}, generation.serving.config
+        self._usage_in_last = bool(options.get("include_usage")) or config.enable_force_include_usage
+        self._usage_in_all = bool(options.get("continuous_usage_stats"))
+        self._has_begun = False
+        self._begin = b"data: " + msgspec.json.encode({**self.head(is_chunk=True), "choices": []}).removesuffix(b"[]}")
 
-    async def respond(self, request: ParsedRequest) -> Response:
-        """The HTTP response; raises what the engine raises before the first token."""
-        generation = self.generation
+    async def respond(self, request: ParsedRequest, interval: int | None = None) -> Response:
+        """The HTTP response, in chunks every `interval` tokens of a choice if they are asked for.
+
+        Raises what the engine raises before the first token.
+        """
         if self.body.stream:
-            keep_alive = generation.serving.config.sse_keep_alive_interval
-            return EventStream(generation.run(self.body.stream_interval), self, keep_alive=keep_alive)
-        outputs = await until_disconnect(request.receive, generation.whole())
+            keep_alive = self.generation.serving.config.sse_keep_alive_interval
+            return EventStream(self.generation.run(interval), self, keep_alive=keep_alive)
+        outputs = await until_disconnect(request.receive, self.generation.whole())
         if sum(len(output.token_ids) for output in outputs) <= _INLINE_TOKENS:
             content = self.whole(outputs)
         else:
@@ -218,52 +249,61 @@ class OpenAIWriter(Generic[Request]):
     def chunks(self, index: int, output: RequestOutput) -> list[Any]:
         """Choices for zero or more chunks; the one with a finish reason is the choice's last."""
 
-    def beside_choices(self, output: CompletionOutput | RequestOutput) -> dict[str, Any]:
+    def head(self, *, is_chunk: bool) -> dict[str, Any]:
+        """What a whole answer or a chunk begins with."""
+        generation = self.generation
+        return {
+            "id": generation.id,
+            "object": self.chunk_object if is_chunk else self.whole_object,
+            "created": generation.created,
+            "model": generation.serving.model.id,
+            "system_fingerprint": generation.serving.system_fingerprint,
+        }
+
+    def beside_choices(self, output: Output) -> PromptFields:
         """Fields of the answer itself: of a whole one, and of the first chunk."""
-        return {}
+        fields: PromptFields = {}
+        [prompt] = self.generation.prompts
+        self.add_prompt_fields(fields, prompt, output, prompt.params.prompt_logprobs)
+        return fields
+
+    def add_prompt_fields(self, to: PromptFields, prompt: Prompt, output: Output, num_logprobs: int | None) -> None:
+        """`output` is the first of a choice of the prompt."""
+        if self.body.return_token_ids:
+            to["prompt_token_ids"] = prompt.token_ids
+        if num_logprobs is not None:
+            to["prompt_logprobs"] = prompt_logprobs(self.tokenizer, output.prompt_logprobs or [], num_logprobs)
 
     def whole(self, outputs: list[CompletionOutput]) -> bytes:
-        document = self._document(self.whole_object, self.choices(outputs))
-        usage = usage_of(self.generation)
-        return msgspec.json.encode({**document, "usage": usage, **self.beside_choices(outputs[0])})
+        fields = {"choices": self.choices(outputs), "usage": usage_of(self.generation)}
+        return msgspec.json.encode({**self.head(is_chunk=False), **fields, **self.beside_choices(outputs[0])})
 
     def events(self, batch: OutputBatch) -> bytes:
-        chunks = []
-        usage = None
         for index, output in batch:
             self.generation.latest[index] = output
-            if self._usage_in_all:
-                usage = usage_of(self.generation)
+        end = self._end(usage_of(self.generation) if self._usage_in_all else None)
+        pieces: list[bytes] = []
+        for index, output in batch:
             for choice in self.chunks(index, output):
-                chunk = self._chunk([choice], usage)
-                chunks.append(self._first(chunk, output) if self._is_first else chunk)
-        return b"".join(chunks)
+                pieces += self._begin, msgspec.json.encode([choice]), end
+        if pieces and not self._has_begun:
+            self._has_begun = True
+            pieces[1] += _inside(self.beside_choices(batch[0][1]))
+        return b"".join(pieces)
 
     def end(self) -> bytes:
-        return (self._chunk([], usage_of(self.generation)) if self._usage_in_last else b"") + DONE
+        last = self._begin + b"[]" + self._end(usage_of(self.generation)) if self._usage_in_last else b""
+        return last + DONE
 
     def error(self, error: Exception) -> bytes:
         return event(openai_error(error))
 
-    def _first(self, chunk: bytes, output: RequestOutput) -> bytes:
-        self._is_first = False
-        if not (fields := self.beside_choices(output)):
-            return chunk
-        return chunk.removesuffix(b"}" + EVENT_END) + b"," + msgspec.json.encode(fields)[1:] + EVENT_END
+    def _end(self, usage: Usage | None) -> bytes:
+        """What a chunk ends with, behind its choices."""
+        has_usage = usage is not None or (self._usage_in_last and self.has_null_usage)
+        return (_inside({"usage": usage}) if has_usage else b"") + b"}" + EVENT_END
 
-    def _chunk(self, choices: list[Any], usage: Usage | None) -> bytes:
-        begun = self._head + msgspec.json.encode(choices)
-        if usage is not None or self._usage_in_last:
-            begun += b',"usage":' + msgspec.json.encode(usage)
-        return begun + self._tail
 
-    def _document(self, kind: str, choices: list[Any]) -> dict[str, Any]:
-        generation = self.generation
-        return {
-            "id": generation.id,
-            "object": kind,
-            "created": generation.created,
-            "model": generation.serving.model.id,
-            "system_fingerprint": generation.serving.system_fingerprint,
-            "choices": choices,
-        }
+def _inside(fields: Mapping[str, Any]) -> bytes:
+    """These fields as they stand behind others in an object."""
+    return b"," + msgspec.json.encode(fields)[1:-1] if fields else b""

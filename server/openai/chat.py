@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal, NotRequired
 
 from fastapi import APIRouter
@@ -10,19 +9,19 @@ from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
-from engine.messages import TokenLogprobs
+from engine.input_processor import RenderedChat
 from engine.outputs import CompletionOutput, RequestOutput
-from server.answers.delta import DeltaToolCall
-from server.bodies import BodyRoute, ParsedRequest, Unsupported
-from server.chat import Answers, Chat, start_chat
+from server.answers.delta import Answer, DeltaMessage, DeltaToolCall, ToolCall
+from server.bodies import BodyRoute, ModelRequest, ParsedRequest, Unsupported
+from server.chat import Answers, Chat, render, start_chat
 from server.documented import streamed
 from server.errors import error_statuses
 from server.generation import Generation, naming
-from server.logprobs import ChatLogprobs, PromptLogprobs, chat_logprobs, prompt_logprobs, spelling
-from server.openai.base import AnswerHead, GenerationRequest, OpenAIWriter, StopReason
+from server.logprobs import ChatLogprobs, chat_logprobs, spelling
+from server.openai.base import AnswerHead, Choice, GenerationRequest, OpenAIWriter, Output, PromptFields, finished
 from server.openai.messages import Function, FunctionName, Messages, Tool, ToolChoice, template_messages
 from server.sampling import NumLogprobs, beam_length_penalty
-from server.serving import ServingOf
+from server.serving import Serving, ServingOf
 from server.tools import as_given, offered, tool_choice
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
@@ -33,13 +32,46 @@ _RESERVED_TEMPLATE_KWARGS = {
 }
 
 
-class ChatRequest(GenerationRequest):
+class ChatPromptFields(ModelRequest):
+    """What decides a chat's prompt."""
+
+    messages: Messages | None = None
+    add_generation_prompt: bool | None = None
+    """End the prompt with the header of an assistant message (default: unless continue_final_message)."""
+    continue_final_message: bool | None = None
+    """Leave the last message open, so that the answer continues it."""
+    chat_template: str | None = None
+    """Jinja source to be used instead of the model's, if the server trusts requests with that."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables for the chat template."""
+    tools: list[Tool] | None = None
+    mm_processor_kwargs: Annotated[Any, Unsupported(({},))] = None
+
+    def check_without_messages(self) -> None:
+        """Raise `InvalidRequest` for fields that only a chat's prompt depends on."""
+        for name in ("tools", "continue_final_message", "chat_template", "chat_template_kwargs"):
+            if getattr(self, name):
+                raise InvalidRequest(f"{name} needs messages", param=name)
+
+    async def render(self, serving: Serving, *, opened: bool | None, special: bool = False) -> RenderedChat:
+        """The prompt as /v1/chat/completions makes it; with the tokenizer's own tokens around it if `special`.
+
+        `opened` is the value of add_generation_prompt. Raises `InvalidRequest`.
+        """
+        fields = {name: getattr(self, name) for name in ChatPromptFields.model_fields}
+        chat = ChatRequest.model_construct(**{**fields, "add_generation_prompt": opened})
+        rendered = await render(serving, chat_of(chat, serving.config))
+        if not special:
+            return rendered
+        return rendered._replace(token_ids=await serving.engine.encode(rendered.text, add_special_tokens=True))
+
+
+class ChatRequest(ChatPromptFields, GenerationRequest):
     messages: Messages
     logprobs: bool | None = None
     """Tell the log-probabilities of the answer's tokens."""
     top_logprobs: NumLogprobs | None = None
     """And of this many likeliest ones."""
-    tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     """False: at most one tool call."""
@@ -55,17 +87,8 @@ class ChatRequest(GenerationRequest):
     """Most tokens of the reasoning part; -1 for no bound."""
     documents: list[dict[str, Any]] | None = None
     """For templates that print documents."""
-    add_generation_prompt: bool | None = None
-    """End the prompt with the header of an assistant message (default: unless continue_final_message)."""
-    continue_final_message: bool | None = None
-    """Leave the last message open, so that the answer continues it."""
-    chat_template: str | None = None
-    """Jinja source to be used instead of the model's, if the server trusts requests with that."""
-    chat_template_kwargs: dict[str, Any] | None = None
-    """Variables for the chat template."""
 
     audio: Annotated[Any, Unsupported()] = None
-    mm_processor_kwargs: Annotated[Any, Unsupported(({},))] = None
     modalities: Annotated[Any, Unsupported((["text"],))] = None
     moderation: Annotated[Any, Unsupported()] = None
     web_search_options: Annotated[Any, Unsupported()] = None
@@ -85,54 +108,41 @@ class ToolCallAnswer(TypedDict):
     function: FunctionCallAnswer
 
 
-class AssistantAnswer(TypedDict):
+class AnswerParts(TypedDict, total=False):
+    reasoning_content: str
+    tool_calls: list[ToolCallAnswer]
+    function_call: FunctionCallAnswer
+    """Instead of tool_calls, where the request has functions."""
+
+
+class ChatDelta(AnswerParts, total=False):
+    role: str
+    content: str
+
+
+class AssistantAnswer(AnswerParts):
     role: Literal["assistant"]
     content: str | None
     """Null only beside tool calls."""
     refusal: None
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCallAnswer]]
-    function_call: NotRequired[FunctionCallAnswer]
-    """Instead of tool_calls, where the request has functions."""
 
 
-class ChatChoice(TypedDict):
-    index: int
+class ChatChoice(Choice):
     message: AssistantAnswer
     logprobs: ChatLogprobs | None
-    finish_reason: str
-    stop_reason: NotRequired[StopReason]
-    token_ids: NotRequired[list[int]]
 
 
-class ChatDelta(TypedDict):
-    role: NotRequired[str]
-    content: NotRequired[str]
-    reasoning_content: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCallAnswer]]
-    function_call: NotRequired[FunctionCallAnswer]
-
-
-class ChatChunkChoice(TypedDict):
-    index: int
+class ChatChunkChoice(Choice):
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: NotRequired[StopReason]
-    token_ids: NotRequired[list[int]]
 
 
-class _AboutPrompt(AnswerHead):
-    prompt_token_ids: NotRequired[list[int]]
-    prompt_logprobs: NotRequired[PromptLogprobs]
-
-
-class ChatCompletion(_AboutPrompt):
+class ChatCompletion(AnswerHead, PromptFields):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
 
 
-class ChatCompletionChunk(_AboutPrompt):
+class ChatCompletionChunk(AnswerHead, PromptFields):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
 
@@ -148,7 +158,7 @@ async def chat_completions(body: ChatRequest, request: ParsedRequest, serving: S
     generation, answers, chat = await request.prepare(start)
     request.ignored_fields += generation.passed_over
     echoed = chat.messages[-1]["content"] if body.echo and body.continue_final_message else ""
-    return await ChatWriter(generation, body, answers, echoed).respond(request)
+    return await ChatWriter(generation, body, answers, echoed).respond(request, body.stream_interval)
 
 
 def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
@@ -177,11 +187,8 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
         thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side or "left",
-        request_id=body.request_id,
-        priority=body.priority,
-        cache_salt=body.cache_salt,
-        timeout=body.timeout_s,
         passed_over=passed_over,
+        **body.scheduling,
     )
 
 
@@ -217,9 +224,6 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
     return {**extra, "add_generation_prompt": opened, "continue_final_message": continued}
 
 
-_NOTHING: ChatDelta = {}
-
-
 class ChatWriter(OpenAIWriter[ChatRequest]):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
@@ -234,45 +238,28 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         self.begun: set[int] = set()
         """Choices whose role was sent."""
 
-    def beside_choices(self, output: CompletionOutput | RequestOutput) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if self.body.return_token_ids:
-            fields["prompt_token_ids"] = self.generation.prompts[0].token_ids
-        if (count := self.body.prompt_logprobs) is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(self.tokenizer, output.prompt_logprobs or [], count)
-        return fields
-
     def choices(self, outputs: list[CompletionOutput]) -> list[ChatChoice]:
         return [self._choice(output) for output in outputs]
 
     def _choice(self, output: CompletionOutput) -> ChatChoice:
-        assert output.finish_reason is not None, output.index
         answer = self.answers.whole(output)
-        calls: list[ToolCallAnswer] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-            for call in answer.tool_calls
-        ]
         content = self.echoed + answer.content
         message: AssistantAnswer = {
+            **self._written(answer),
             "role": "assistant",
-            "content": None if calls and not content else content,
+            "content": None if answer.tool_calls and not content else content,
             "refusal": None,
         }
-        message |= self._calls(calls)
-        if answer.reasoning and self.with_reasoning:
-            message["reasoning_content"] = answer.reasoning
-        reason = "tool_calls" if calls and output.finish_reason == "stop" else output.finish_reason
         choice: ChatChoice = {
             "index": output.index,
             "message": message,
-            "logprobs": self._logprobs(output.logprobs),
-            "finish_reason": self._reason(reason),
+            "logprobs": self._logprobs(output),
+            "finish_reason": None,
         }
-        if output.stop_reason is not None:
-            choice["stop_reason"] = output.stop_reason
         if self.body.return_token_ids:
             choice["token_ids"] = output.token_ids
-        return choice
+        has_calls = answer.tool_calls and output.finish_reason == "stop"
+        return finished(choice, output, self._reason("tool_calls" if has_calls else output.finish_reason))
 
     def chunks(self, index: int, output: RequestOutput) -> list[ChatChunkChoice]:
         """The role once, then content, then an empty delta with the reason."""
@@ -282,56 +269,52 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
             choices.append(_chunk(index, {"role": "assistant", "content": self.echoed}))
         delta = self._delta(index, output)
         if delta or output.logprobs or (self.body.return_token_ids and output.token_ids):
-            choice = _chunk(index, delta, self._logprobs(output.logprobs))
+            choice = _chunk(index, delta, self._logprobs(output))
             if self.body.return_token_ids:
                 choice["token_ids"] = output.token_ids
             choices.append(choice)
         if output.finish_reason is not None:
             reason = self._reason(self.answers.finish_reason(index, output.finish_reason))
-            choice = _chunk(index, _NOTHING, finish_reason=reason)
-            if output.stop_reason is not None:
-                choice["stop_reason"] = output.stop_reason
-            choices.append(choice)
+            choices.append(finished(_chunk(index, {}), output, reason))
         return choices
 
     def _delta(self, index: int, output: RequestOutput) -> ChatDelta:
         """Empty for text that means nothing yet, such as half a marker."""
         if self.answers.is_plain:
-            return {"content": output.text} if output.text else _NOTHING
-        delta = self.answers.delta(index, output)
+            return {"content": output.text} if output.text else {}
+        return self._written(self.answers.delta(index, output))
+
+    def _written(self, part: Answer | DeltaMessage) -> ChatDelta:
+        """What there is of it, in the words of the request; of functions, there is one call."""
         written: ChatDelta = {}
-        if delta.content:
-            written["content"] = delta.content
-        if delta.reasoning and self.with_reasoning:
-            written["reasoning_content"] = delta.reasoning
-        if delta.tool_calls:
-            written |= self._calls([_call_delta(call) for call in delta.tool_calls])
+        if part.content:
+            written["content"] = part.content
+        if part.reasoning and self.with_reasoning:
+            written["reasoning_content"] = part.reasoning
+        calls = [_call(call) for call in part.tool_calls]
+        if calls and not self.body.functions:
+            written["tool_calls"] = calls
+        elif calls and not calls[0].get("index"):
+            written["function_call"] = calls[0]["function"]
         return written
 
-    def _calls(self, calls: list[ToolCallAnswer]) -> Any:
-        """In the words of the request; of functions, there is one call."""
-        if not calls:
-            return {}
-        if not self.body.functions:
-            return {"tool_calls": calls}
-        return {} if calls[0].get("index") else {"function_call": calls[0]["function"]}
-
-    def _reason(self, reason: str) -> str:
+    def _reason(self, reason: str | None) -> str | None:
         return "function_call" if reason == "tool_calls" and self.body.functions else reason
 
-    def _logprobs(self, positions: Sequence[TokenLogprobs] | None) -> ChatLogprobs | None:
-        return None if positions is None else chat_logprobs(self.spell, self.tokenizer, positions)
+    def _logprobs(self, output: Output) -> ChatLogprobs | None:
+        return None if output.logprobs is None else chat_logprobs(self.spell, self.tokenizer, output.logprobs)
 
 
-def _chunk(
-    index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None, finish_reason: str | None = None
-) -> ChatChunkChoice:
-    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+def _chunk(index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None) -> ChatChunkChoice:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
 
 
-def _call_delta(call: DeltaToolCall) -> ToolCallAnswer:
+def _call(call: ToolCall | DeltaToolCall) -> ToolCallAnswer:
+    """Of a delta, the first piece of a call has its id and name."""
     function: FunctionCallAnswer = {"arguments": call.arguments}
-    written: ToolCallAnswer = {"index": call.index, "function": function}
+    written: ToolCallAnswer = {"function": function}
+    if isinstance(call, DeltaToolCall):
+        written["index"] = call.index
     if call.name is not None:
         function["name"] = call.name
         written["type"] = "function"

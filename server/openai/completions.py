@@ -1,23 +1,25 @@
 """POST /v1/completions."""
 
 import asyncio
-from typing import Annotated, Any, Literal, NotRequired
+from collections import defaultdict
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter
 from pydantic import Field
 from starlette.responses import Response
-from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
+from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, RequestOutput
 from server.bodies import BodyRoute, ParsedRequest
 from server.documented import streamed
 from server.errors import error_statuses
 from server.generation import Generation, GenerationOptions, Prompt, naming
-from server.logprobs import CompletionLogprobs, CompletionTokens, PromptLogprobs, joined, prompt_logprobs
-from server.openai.base import AnswerHead, GenerationRequest, OpenAIWriter, StopReason
+from server.logprobs import CompletionLogprobs, CompletionTokens
+from server.openai.base import AnswerHead, Choice, GenerationRequest, OpenAIWriter, Output, PromptFields, finished
 from server.sampling import NumLogprobs, TokenId, beam_length_penalty, sampling_params, truncated
 from server.serving import Serving, ServingOf
 
@@ -48,17 +50,11 @@ class CompletionRequest(GenerationRequest):
     """Put the tokenizer's own tokens, such as the beginning of sequence, around text prompts (default true)."""
 
 
-class CompletionChoice(TypedDict):
+class CompletionChoice(Choice, PromptFields):
     """The same for whole answers and chunks."""
 
-    index: int
     text: str
     logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    stop_reason: NotRequired[StopReason]
-    prompt_logprobs: NotRequired[PromptLogprobs]
-    token_ids: NotRequired[list[int]]
-    prompt_token_ids: NotRequired[list[int]]
 
 
 class Completion(AnswerHead):
@@ -72,16 +68,10 @@ class Completion(AnswerHead):
 async def completions(body: CompletionRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """Continue prompts."""
     prompts = await request.prepare(lambda: completion_prompts(serving, body))
-    options = GenerationOptions(
-        priority=body.priority,
-        cache_salt=body.cache_salt,
-        field_names=body.field_names,
-        request_id=body.request_id,
-        timeout=body.timeout_s,
-        beam_length_penalty=beam_length_penalty(body, body.stream),
-    )
+    penalty = beam_length_penalty(body, body.stream)
+    options = GenerationOptions(field_names=body.field_names, beam_length_penalty=penalty, **body.scheduling)
     generation = Generation(serving, prompts, options, id_prefix="cmpl-")
-    return await CompletionWriter(generation, body).respond(request)
+    return await CompletionWriter(generation, body).respond(request, body.stream_interval)
 
 
 async def completion_prompts(serving: Serving, body: CompletionRequest) -> list[Prompt]:
@@ -153,31 +143,28 @@ async def _encode(serving: Serving, body: CompletionRequest, text: str) -> list[
 
 
 class CompletionWriter(OpenAIWriter[CompletionRequest]):
-    whole_object = "text_completion"
-    chunk_object = "text_completion"
+    whole_object = chunk_object = "text_completion"
 
     def __init__(self, generation: Generation, body: CompletionRequest) -> None:
         super().__init__(generation, body)
-        self.tokens: dict[int, CompletionTokens] = {}
+        new_tokens = partial(CompletionTokens, self.tokenizer, body.return_tokens_as_token_ids)
+        self.tokens: defaultdict[int, CompletionTokens] = defaultdict(new_tokens)
         """How the tokens of each choice are written, as far as they were sent."""
-        self.begins_with_prompt = bool(body.echo or body.return_token_ids or body.prompt_logprobs is not None)
         self.begun: set[int] = set()
         """Choices whose prompt was sent."""
-        self.is_plain = not self.begins_with_prompt and body.logprobs is None
+        has_ids = body.echo or body.return_token_ids
+        self.is_plain = not has_ids and body.prompt_logprobs is None and body.logprobs is None
         """Chunks hold text alone."""
+
+    def beside_choices(self, output: Output) -> PromptFields:
+        """Each choice tells of its prompt."""
+        return {}
 
     def choices(self, outputs: list[CompletionOutput]) -> list[CompletionChoice]:
         kept = self.body.n or 1
         if kept < self.generation.n:
             outputs = best_of(outputs, self.generation.n, kept)
-        choices = []
-        for index, output in enumerate(outputs):
-            choice = self._choice(index, output)
-            choice["finish_reason"] = output.finish_reason
-            if output.stop_reason is not None:
-                choice["stop_reason"] = output.stop_reason
-            choices.append(choice)
-        return choices
+        return [finished(self._choice(*one), one[1], one[1].finish_reason) for one in enumerate(outputs)]
 
     def chunks(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
         """Text and reason travel apart, as from OpenAI: the finish chunk is empty."""
@@ -188,50 +175,31 @@ class CompletionWriter(OpenAIWriter[CompletionRequest]):
         elif output.text or output.token_ids or index not in self.begun:
             choices.append(self._choice(index, output))
         if output.finish_reason is not None:
-            last: CompletionChoice = {
-                "index": index,
-                "text": "",
-                "logprobs": None,
-                "finish_reason": output.finish_reason,
-            }
-            if output.stop_reason is not None:
-                last["stop_reason"] = output.stop_reason
-            choices.append(last)
+            last: CompletionChoice = {"index": index, "text": "", "logprobs": None, "finish_reason": None}
+            choices.append(finished(last, output, output.finish_reason))
         return choices
 
-    def _choice(self, index: int, output: CompletionOutput | RequestOutput) -> CompletionChoice:
+    def _choice(self, index: int, output: Output) -> CompletionChoice:
         """What came of a choice; the first time with what is said of the prompt."""
-        begins = index not in self.begun
+        body, begins = self.body, index not in self.begun
         self.begun.add(index)
-        prompt = self.generation.prompts[index // (self.body.n or 1)]
+        prompt = self.generation.prompts[index // (body.n or 1)]
+        positions: list[int | TokenLogprobs] = [*(output.logprobs or [])]
+        if begins and body.echo and body.logprobs is not None:
+            rest = output.prompt_logprobs or []
+            cut = [TokenLogprobs(one.token_id, one.logprob, one.top[: body.logprobs]) for one in rest]
+            positions = [prompt.token_ids[0], *cut, *positions]
         choice: CompletionChoice = {
             "index": index,
             "text": (prompt.text or "") + output.text if begins else output.text,
-            "logprobs": self._logprobs(index, output, prompt.token_ids if begins and self.body.echo else None),
+            "logprobs": None if body.logprobs is None else self.tokens[index].logprobs(positions),
             "finish_reason": None,
         }
-        if begins and (count := self.body.prompt_logprobs) is not None:
-            choice["prompt_logprobs"] = prompt_logprobs(self.tokenizer, output.prompt_logprobs or [], count)
-        if self.body.return_token_ids:
+        if body.return_token_ids:
             choice["token_ids"] = output.token_ids
-            if begins:
-                choice["prompt_token_ids"] = prompt.token_ids
+        if begins:
+            self.add_prompt_fields(choice, prompt, output, body.prompt_logprobs)
         return choice
-
-    def _logprobs(
-        self, index: int, output: CompletionOutput | RequestOutput, echoed: list[int] | None
-    ) -> CompletionLogprobs | None:
-        """Those of the prompt `echoed` come first."""
-        count = self.body.logprobs
-        if count is None:
-            return None
-        tokens = self.tokens.get(index)
-        if tokens is None:
-            tokens = self.tokens[index] = CompletionTokens(self.tokenizer, self.body.return_tokens_as_token_ids)
-        if echoed is None:
-            return tokens.logprobs(output.logprobs or [])
-        of_prompt = tokens.echoed(echoed, output.prompt_logprobs or [], count)
-        return joined(of_prompt, tokens.logprobs(output.logprobs or []))
 
 
 def best_of(outputs: list[CompletionOutput], generated: int, kept: int) -> list[CompletionOutput]:

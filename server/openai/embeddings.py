@@ -20,7 +20,7 @@ from server.errors import error_statuses
 from server.generation import naming
 from server.metrics.records import note_response
 from server.openai.base import ScheduledRequest
-from server.openai.chat_prompt import ChatPromptFields
+from server.openai.chat import ChatPromptFields
 from server.openai.completions import TextsOrIds, prompt_list
 from server.sampling import TruncateTo, truncated
 from server.serving import Serving, ServingOf, own_cache_salt
