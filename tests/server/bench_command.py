@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from server import cli
-from server.commands.bench import client_health
+from server.commands.bench import measure
 
 SMALL = ["--input-len", "8", "--output-len", "4", "--disable-tqdm"]
 
@@ -14,7 +14,7 @@ SMALL = ["--input-len", "8", "--output-len", "4", "--disable-tqdm"]
 def trust_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fake server shares the interpreter with the client, so that the client's lateness says nothing."""
     for name in ("MAX_CPU_SHARE", "CLOCK_STEP"):
-        monkeypatch.setattr(client_health, name, float("inf"))
+        monkeypatch.setattr(measure, name, float("inf"))
 
 
 def bench(capsys: pytest.CaptureFixture[str], *argv: str, code: int = 0) -> tuple[str, dict[str, Any]]:

@@ -20,8 +20,8 @@ import numpy as np
 import pytest
 
 from server import cli
-from server.commands.bench import client_health
-from server.commands.bench.client_health import ClientHealth
+from server.commands.bench import measure
+from server.commands.bench.measure import ClientHealth
 from tests.server.bench_command import SMALL, bench, trust_client
 from tests.server.fake_openai_server import Behaviour, fake_server
 
@@ -333,7 +333,7 @@ def test_figures_are_wrong_that_the_clients_lateness_reaches(
     health = ClientHealth()
     health.loop_lags, health.late_sends = lags, late_sends
     values = {"ttft": 0.4, "tpot": 0.1, "itl": 0.1, "e2el": 1.4}
-    kinds = {"mean": np.mean, "p99": client_health.percentile(99)}
+    kinds = {"mean": np.mean, "p99": measure.percentile(99)}
     found = {f"{m} {k}" for m, x in values.items() for k, kind in kinds.items() if health.why_wrong(m, kind, x)}
     assert found == wrong
 
@@ -375,7 +375,7 @@ def test_a_sweep_that_the_client_spoils_ends(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("MAX_SHARE_OF_FIGURE", "CLOCK_STEP"):
-        monkeypatch.setattr(client_health, name, -1.0)
+        monkeypatch.setattr(measure, name, -1.0)
     with fake_server(Behaviour()) as url:
         _, report = bench(capsys, "sweep", url, *SMALL, "--goodput", "e2el:900", "--duration", "0.01", code=1)
     assert report["highest_rate"] is None
@@ -385,6 +385,6 @@ def test_a_sweep_that_the_client_spoils_ends(
 def test_the_thresholds_are_those_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     text = (ROOT / "docs" / "benchmarking.md").read_text()
-    for value in (f"{client_health.MAX_CPU_SHARE:.0%}", f"{client_health.MAX_SHARE_OF_FIGURE:.0%}"):
+    for value in (f"{measure.MAX_CPU_SHARE:.0%}", f"{measure.MAX_SHARE_OF_FIGURE:.0%}"):
         assert value.replace("%", " %") in text
-    assert f"{client_health.CLOCK_STEP * 1e3:g} ms" in text
+    assert f"{measure.CLOCK_STEP * 1e3:g} ms" in text

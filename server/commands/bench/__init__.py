@@ -5,11 +5,9 @@ import importlib
 
 from configs.settings import EngineConfig
 
-MODULES = {"throughput": "offline", "latency": "offline", "kernels": "inside", "quality": "inside"}
-"""Where the benchmarks are that share a module; the others have one of their own name."""
-
 
 def run(config: EngineConfig | None, arguments: argparse.Namespace) -> int:
-    module = importlib.import_module(f"server.commands.bench.{MODULES.get(arguments.bench, arguments.bench)}")
+    """Settings come with the benchmarks of a model here, and none with those of a server elsewhere."""
+    module = importlib.import_module(f"server.commands.bench.{'serve' if config is None else 'offline'}")
     code: int = module.run(config, arguments)
     return code

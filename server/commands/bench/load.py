@@ -1,11 +1,15 @@
-"""A load on one server: when requests are due, sending them, and what came back.
+"""A load on one server: what is asked, when it is due, and sending it.
 
 Open loop: a sample is due at its arrival, whatever the server does, and its latencies count from then. A stalled server
-cannot hold back the requests that would have felt the stall. Closed loop: a fixed number of users, each of which asks
+cannot hold back the requests that would have felt the stall. Closed loop: a fixed number of users, each of whom asks
 as soon as it has its answer.
 
-The intervals of an open loop come from a gamma distribution of mean 1 / rate and shape `burstiness`: 1 is a Poisson
-process, less is burstier, infinity is a metronome. The variance of an interval is (1 / rate)² / burstiness.
+Lengths and contents are drawn apart, so that two servers can be given equal lengths and different tokens: the second
+would find the first one's prompts in its prefix cache when both are one.
+
+The tokenizer of a server under test is not here. /v1/completions of most servers takes token ids: the length is exact
+whatever the vocabulary. Elsewhere a prompt is made of common English words, most of which are one token each; how many
+tokens they are is asked of the server once.
 """
 
 import argparse
@@ -13,28 +17,162 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import msgspec
+import numpy as np
 from tqdm import tqdm
 
 from configs.errors import UsageError
 
-from .client_health import ClientHealth
-from .datasets import Draws, PromptMaker, Sample, generate, prompt_maker
-from .flags import GENERATED
+from .flags import COMPLETIONS, GENERATED, Lengths
+from .measure import Run
 from .target import Message, Request, Response, Target, as_messages
 
-OnResponse = Callable[[Response], bool]
-"""Called with each whole response; true ends the run early."""
+FIRST_ID, LAST_ID = 1_000, 30_000
+"""Beyond the special tokens and bytes at the beginning of vocabularies, and within all but the smallest."""
+NUM_CHECKED = 16
+SMALL_REQUEST = Request("Hi", 1)
+
+COMMON = (
+    "the of and to in is that it for was on are as with his they at be this have from or one had by word but not "
+    "what all were we when your can said there use an each which she do how their if will up other about out many "
+    "then them these so some her would make like him into time has look two more write go see number no way could "
+    "people my than first water been call who its now find long down day did get come made may part over new "
+    "sound take only little work know place year live me back give most very after thing our just name good "
+    "sentence man think say great where help through much before line right too mean old any same tell boy follow "
+    "came want show also around form three"
+)
+WORDS = COMMON.split()
+
+Sample = list[Request]
+"""What one user asks. Of several requests each waits for the answer to the one before, and continues that chat."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A line of a file: one of `prompt`, `messages` and `turns`, and how many tokens to answer."""
+
+    prompt: str | list[int] | None = None
+    messages: list[Message] | None = None
+    turns: list[str] | None = None
+    """What the user says, turn by turn."""
+    output_len: int | None = None
+    output_tokens: int | None = None
+    max_tokens: int | None = None
+
+    def sample(self, output_len: int) -> Sample:
+        """Raises `ValueError` for a line that asks nothing, or more than one thing."""
+        lengths = [n for n in (self.output_len, self.output_tokens, self.max_tokens) if n is not None] or [output_len]
+        if sum(map(bool, (self.prompt, self.messages, self.turns))) != 1:
+            raise ValueError("takes exactly one of prompt, messages and turns, not empty")
+        if lengths[0] < 1:
+            raise ValueError("an output_len must be at least 1")
+        prompts = [prompt for prompt in (self.prompt, self.messages) if prompt] + list(self.turns or [])
+        return [Request(prompt, lengths[0]) for prompt in prompts]
+
+
+def read_lines(flag: str, path: str, output_len: Lengths) -> list[Sample]:
+    """The samples of a file; a line without a length gets the middle of `output_len`.
+
+    Raises `UsageError` naming the flag, the file and the line.
+    """
+    samples = []
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{flag} {path}: {error}") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            try:
+                samples.append(msgspec.json.decode(line, type=Line).sample(sum(output_len) // 2))
+            except ValueError as error:
+                raise UsageError(f"{flag} {path}, line {number}: {error}") from error
+    if not samples:
+        raise UsageError(f"{flag} {path}: no prompts")
+    return samples
+
+
+class Draws(NamedTuple):
+    """The sources of one run's randomness."""
+
+    lengths: random.Random
+    contents: random.Random
+    arrivals: random.Random
+
+    @classmethod
+    def of(cls, seed: int, run: object, side: str) -> "Draws":
+        """Equal runs have equal lengths and arrivals; their contents differ by `side`."""
+        names = (f"{run}/lengths", f"{run}/{side}/contents", f"{run}/arrivals")
+        return cls(*(random.Random(f"{seed}/{name}") for name in names))
+
+
+class PromptMaker(NamedTuple):
+    """Makes random prompts of units, which are token ids or words."""
+
+    description: str
+    units: Sequence[Any]
+    tokens_per_unit: float = 1.0
+
+    def draw(self, source: random.Random, num_tokens: int) -> list[Any]:
+        """As near to `num_tokens` as whole units come, and at least one."""
+        return source.choices(self.units, k=max(1, round(num_tokens / self.tokens_per_unit)))
+
+    def samples(self, arguments: argparse.Namespace, count: int, draws: Draws) -> list[Sample]:
+        """The samples of a run over a data set that is made here."""
+        if arguments.dataset_name == "prefix_repetition":  # each prefix begins an equal number of prompts
+            length, num_prefixes = arguments.prefix_repetition_prefix_len, arguments.prefix_repetition_num_prefixes
+            prefixes = [self.draw(draws.contents, length) for _ in range(num_prefixes)]
+            order = [prefixes[index % num_prefixes] for index in range(count)]
+            draws.lengths.shuffle(order)
+            length, turns, ratio = arguments.prefix_repetition_suffix_len, 1, 0.0
+            input_len = Lengths(length, length)
+        else:  # prompts share nothing but a prefix, which counts on top of their length
+            length, turns, ratio = arguments.random_prefix_len, arguments.turns, arguments.random_range_ratio
+            order = [self.draw(draws.contents, length) if length else []] * count
+            input_len = _widened(arguments.input_len, ratio)
+        output_len = _widened(arguments.output_len, ratio)
+
+        def request(prefix: list[Any]) -> Request:
+            units = prefix + self.draw(draws.contents, input_len.draw(draws.lengths))
+            return Request(units if isinstance(units[0], int) else " ".join(units), output_len.draw(draws.lengths))
+
+        return [[request(prefix) for _ in range(turns)] for prefix in order]
+
+
+def _widened(lengths: Lengths, ratio: float) -> Lengths:
+    """From n (1 - ratio) to n (1 + ratio) tokens, at least 1."""
+    return Lengths(max(1, math.floor(lengths.low * (1 - ratio))), math.ceil(lengths.high * (1 + ratio)))
+
+
+async def prompt_maker(target: Target) -> PromptMaker:
+    """Token ids where the server takes them, else words. Raises `UsageError` when it answers neither."""
+    if target.endpoint == COMPLETIONS:
+        ids = np.linspace(FIRST_ID, LAST_ID, NUM_CHECKED, dtype=int).tolist()
+        response = await target.send(Request(ids, 1))
+        # a server may put a token before them; one that counts otherwise took them for something else
+        if response.error is None and response.prompt_tokens in (0, NUM_CHECKED, NUM_CHECKED + 1):
+            return PromptMaker("token ids, exact", range(FIRST_ID, LAST_ID + 1))
+    # what more words cost than fewer, by the server's own count: without its template or prefix
+    few = WORDS[:8]
+    counts = [(await target.check(Request(" ".join(words), 1))).prompt_tokens for words in (few, few + WORDS)]
+    tokens_per_word = (counts[1] - counts[0]) / len(WORDS)
+    if tokens_per_word <= 0:
+        unknown = "one token each unless the server's tokenizer splits them: it sends no usage to tell"
+        return PromptMaker(f"words, {unknown}", WORDS)
+    exact = "one token each, exact but for what the server adds"
+    description = exact if tokens_per_word == 1 else f"{tokens_per_word:.3g} tokens each, not exact"
+    return PromptMaker(f"words, {description}", WORDS, tokens_per_word)
 
 
 def arrival_times(rates: Sequence[float], burstiness: float, draw: random.Random) -> list[float]:
     """Ascending seconds, one for each of the rates, in requests per second, at which the requests come.
 
-    At a constant rate the last is exactly `count / rate`, so that every draw offers the same load.
+    The intervals come from a gamma distribution of mean 1 / rate and shape `burstiness`: 1 is a Poisson process, less
+    is burstier, infinity is a metronome. The variance of an interval is (1 / rate)² / burstiness. At a constant rate
+    the last is exactly `count / rate`, so that every draw offers the same load.
     """
     if math.isinf(burstiness):
         return list(accumulate(1 / rate for rate in rates))
@@ -43,68 +181,30 @@ def arrival_times(rates: Sequence[float], burstiness: float, draw: random.Random
     return [time * stretch for time in times]
 
 
-def ramp(strategy: str, start: float, end: float, count: int) -> list[float]:
-    """Rates from `start` to `end`: evenly spaced (linear), or each a fixed multiple of the one before (exponential)."""
-    shares = [index / max(1, count - 1) for index in range(count)]
-    if strategy == "linear":
-        return [start + (end - start) * share for share in shares]
-    return [start * (end / start) ** share for share in shares]
-
-
-@dataclass
-class Run:
-    """What came of offering some samples; the responses are in the order of their ends."""
-
-    on_response: OnResponse
-    responses: list[Response] = field(default_factory=list)
-    probes: list[Response] = field(default_factory=list)
-    began: float = 0.0
-    duration: float = 0.0
-    health: ClientHealth = field(default_factory=ClientHealth)
-    interrupted: bool = False
-    """By Ctrl-C: what was under way is missing."""
-    stopped: bool = False
-    """Because more responses would change nothing: what was under way is missing."""
-    work: asyncio.Task[None] | None = None
-
-    def keep(self, response: Response) -> None:
-        self.responses.append(response)
-        if self.on_response(response) and self.work is not None:
-            self.stopped = True
-            self.work.cancel()
-
-
 class Bench:
     """A server that is ready, and the workload for it."""
 
-    def __init__(self, target: Target, arguments: argparse.Namespace, side: str) -> None:
+    def __init__(self, url: str, arguments: argparse.Namespace, side: str = "") -> None:
         """Prompts of another `side` have equal lengths and other contents."""
-        self.target = target
+        self.target = Target(url, arguments)
         self.arguments = arguments
-        self._side = side
+        self.side = side
         self._maker: PromptMaker | None = None
         self._num_read = 0
-        limit = arguments.max_concurrency
-        self._slots = nullcontext() if limit is None else asyncio.Semaphore(limit)
+        self._places = asyncio.Semaphore(arguments.max_concurrency or 2**31)
 
-    @classmethod
-    async def open(cls, url: str, arguments: argparse.Namespace, side: str = "") -> "Bench":
+    async def open(self) -> None:
         """Wait for the server, ask it a first request, and warm it up. Raises `UsageError`."""
-        bench = cls(Target(url, arguments), arguments, side)
-        try:
-            await bench.target.wait_until_ready(arguments.ready_check_timeout_sec)
-            if arguments.dataset_name in GENERATED:
-                bench._maker = await prompt_maker(bench.target)
-            first, *others = bench._samples(1 + arguments.num_warmups, Draws.of(arguments.seed, "warm-up", side))
-            bench._num_read = 0
-            await bench.target.check(first[0])
-            run = await bench._drive([sample[:1] for sample in others], lambda response: False)
-            if run.interrupted:
-                raise UsageError("interrupted during the warm-up")
-        except BaseException:
-            bench.close()
-            raise
-        return bench
+        arguments = self.arguments
+        await self.target.wait_until_ready(arguments.ready_check_timeout_sec)
+        if arguments.dataset_name in GENERATED:
+            self._maker = await prompt_maker(self.target)
+        first, *others = self._samples(1 + arguments.num_warmups, Draws.of(arguments.seed, "warm-up", self.side))
+        self._num_read = 0
+        await self.target.check(first[0])
+        run = await self._drive(Run(), [sample[:1] for sample in others])
+        if run.interrupted:
+            raise UsageError("interrupted during the warm-up")
 
     @property
     def prompts(self) -> str:
@@ -114,22 +214,23 @@ class Bench:
     def _samples(self, count: int, draws: Draws) -> list[Sample]:
         """Lines of a file follow each other from one run to the next, and begin anew at its end."""
         if self._maker:
-            return generate(self.arguments, self._maker, count, draws)
+            return self._maker.samples(self.arguments, count, draws)
         lines: list[Sample] = self.arguments.lines
         begin, self._num_read = self._num_read, self._num_read + count
         return [lines[index % len(lines)] for index in range(begin, begin + count)]
 
-    async def run(self, rate: float, name: object, *, count: int | None = None, stop: OnResponse | None = None) -> Run:
+    async def run(self, rate: float, name: object, count: int, stop: Callable[[Response], bool] | None = None) -> Run:
         """Offer `rate` samples per second, or as many as there are places for.
 
         Runs of equal names have equal lengths and arrivals.
         """
-        arguments, count = self.arguments, count or self.arguments.num_prompts
-        draws = Draws.of(arguments.seed, name, self._side)
+        arguments = self.arguments
+        draws = Draws.of(arguments.seed, name, self.side)
         samples = self._samples(count, draws)
         rates = [] if math.isinf(rate) else [rate] * count
         if arguments.ramp_up_strategy is not None:
-            rates = ramp(arguments.ramp_up_strategy, arguments.ramp_up_start_rps, arguments.ramp_up_end_rps, count)
+            spaced = np.linspace if arguments.ramp_up_strategy == "linear" else np.geomspace
+            rates = spaced(arguments.ramp_up_start_rps, arguments.ramp_up_end_rps, count).tolist()
         arrivals = arrival_times(rates, arguments.burstiness, draws.arrivals) if rates else None
         tqdm.monitor_interval = 0  # no thread of its own beside the one that reads the clock
         hidden = True if arguments.disable_tqdm else None  # None: unless stderr is a terminal
@@ -139,17 +240,14 @@ class Bench:
                 bar.update()
                 return stop is not None and stop(response)
 
-            return await self._drive(samples, on_response, arrivals, arguments.probe_request_rate)
+            run = await self._drive(Run(on_response), samples, arrivals, arguments.probe_request_rate)
+        run.measure(arguments)
+        return run
 
     async def _drive(
-        self,
-        samples: Sequence[Sample],
-        on_response: OnResponse,
-        arrivals: Sequence[float] | None = None,
-        probe_rate: float = 0.0,
+        self, run: Run, samples: Sequence[Sample], arrivals: Sequence[float] | None = None, probe_rate: float = 0.0
     ) -> Run:
         """Ctrl-C ends the run and keeps the responses that were whole."""
-        run = Run(on_response)
         with run.health.watch():
             run.began = time.perf_counter()
             run.work = asyncio.create_task(self._send_all(samples, arrivals, run))
@@ -168,19 +266,19 @@ class Bench:
         return run
 
     async def _send_all(self, samples: Sequence[Sample], arrivals: Sequence[float] | None, run: Run) -> None:
+        waiting = iter(samples)
+
+        async def user() -> None:
+            for sample in waiting:
+                await self._chat(sample, None, run)
+
         async with asyncio.TaskGroup() as group:
             if arrivals is None:
-                waiting = iter(samples)
                 for _ in range(min(self.arguments.max_concurrency or len(samples), len(samples))):
-                    group.create_task(self._user(waiting, run))
-                return
-            for sample, arrival in zip(samples, arrivals, strict=True):
+                    group.create_task(user())
+            for arrival in arrivals or ():
                 await _sleep_until(run.began + arrival)
-                group.create_task(self._chat(sample, run.began + arrival, run))
-
-    async def _user(self, samples: Iterator[Sample], run: Run) -> None:
-        for sample in samples:
-            await self._chat(sample, None, run)
+                group.create_task(self._chat(next(waiting), run.began + arrival, run))
 
     async def _chat(self, sample: Sample, due: float | None, run: Run) -> None:
         """`due`: when the first request should be sent, and waits for a place from then on; None for now."""
@@ -189,12 +287,11 @@ class Bench:
             now = time.perf_counter()
             if due is not None:
                 run.health.late_sends.append(max(0.0, now - due))
-            # a timer's step may be too early by half a millisecond
-            response = Response(now if due is None else min(due, now))
             if history:
                 request = Request(history + as_messages(request.prompt), request.output_len)
-            async with nullcontext() if due is None else self._slots:
-                await self.target.send(request, response)
+            async with self._places:
+                # a timer's step may be too early by half a millisecond
+                response = await self.target.send(request, now if due is None else min(due, now))
             run.keep(response)
             if response.error is not None:
                 return
@@ -206,23 +303,15 @@ class Bench:
     async def _probe(self, rate: float, run: Run) -> None:
         """Requests of one token, outside the limit of requests at once, each at its time."""
 
-        async def send(response: Response) -> None:
-            await self.target.send(Request("Hi", 1), response)
-            run.probes.append(response)
+        async def send(due: float) -> None:
+            run.probes.append(await self.target.send(SMALL_REQUEST, due))
 
         async with asyncio.TaskGroup() as group:
             due = run.began
             while rate:
                 await _sleep_until(due)
-                group.create_task(send(Response(due)))
+                group.create_task(send(due))
                 due += 1 / rate
-
-    async def drain(self) -> None:
-        """Wait for a small request, behind what the server may still have to do, whatever comes of it."""
-        await self.target.send(Request("Hi", 1), Response(0.0))
-
-    def close(self) -> None:
-        self.target.close()
 
 
 def swallow_interrupt() -> None:

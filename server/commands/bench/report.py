@@ -20,7 +20,8 @@ from server import version
 
 from .flags import METRICS
 from .load import Bench
-from .measure import Trial, details, errors_of, kinds, whole
+from .measure import Trial, kinds, whole
+from .web_report import page
 
 WIDTH, LABEL_WIDTH = 50, 40
 MAX_ERRORS = 5
@@ -67,16 +68,12 @@ def print_row(cells: Sequence[object]) -> None:
     print("".join(f"{cell:>12}" for cell in cells), flush=True)
 
 
-def print_lines(report: Mapping[str, Any], forms: Mapping[str, str]) -> None:
-    """A line for each of the named figures, in its form."""
-    for name, form in forms.items():
-        print(f"{name.replace('_', ' '):26}{form.format(report[name]):>12}")
-
-
 def _machine(**versions: str) -> dict[str, Any]:
+    info = Path("/proc/cpuinfo")  # Linux's; elsewhere the platform's name for the processor does
+    names = re.findall(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
     return {
         "hardware": {
-            "processor": _processor_name(),
+            "processor": names[0] if names else platform.processor() or "unknown",
             "machine": platform.machine(),
             "usable_cores": usable_cores(),
             "free_memory_gib": round(free_memory() / 2**30, 1),
@@ -86,24 +83,16 @@ def _machine(**versions: str) -> dict[str, Any]:
     }
 
 
-def _processor_name() -> str:
-    """The kernel's name for the CPU (Linux), else the platform's."""
-    info = Path("/proc/cpuinfo")
-    names = re.findall(r"^model name\s*: (.*)", info.read_text() if info.exists() else "", re.MULTILINE)
-    return names[0] if names else platform.processor() or "unknown"
-
-
 def block(trial: Trial, arguments: argparse.Namespace) -> str:
     """vLLM's block of figures. Where runs were repeated, ± is half of the 95 % confidence interval."""
-    found = trial.combined
-    left_out = {name for name in ("total_cached_tokens", "request_goodput") if not found[name]}
-    left_out -= {"request_goodput"} if arguments.goodput else set()
+    found = trial.figures
     lines = [" Serving Benchmark Result ".center(WIDTH, "=")]
     if arguments.max_concurrency is not None:
         lines.append(_line("Maximum request concurrency:", arguments.max_concurrency))
     if math.isfinite(trial.rate):
         lines.append(_line("Request rate configured (RPS):", f"{trial.rate:.2f}"))
-    lines += _figures(found, {name: label for name, label in LABELS.items() if name not in left_out})
+    optional = {"total_cached_tokens": found["total_cached_tokens"], "request_goodput": arguments.goodput}
+    lines += _figures(found, {name: label for name, label in LABELS.items() if optional.get(name, True)})
     for metric in arguments.percentile_metrics:
         lines.append(METRICS[metric][1].center(WIDTH, "-"))
         lines += _figures(found, latency_names(metric, arguments.metric_percentiles))
@@ -115,8 +104,8 @@ def block(trial: Trial, arguments: argparse.Namespace) -> str:
     for why in dict.fromkeys(client["reasons"].values()):
         names = (name for name, reason in client["reasons"].items() if reason == why)
         lines.append(f"THE CLIENT WAS THE BOTTLENECK: {why}: {', '.join(names)}")
-    errors = [f"{count} x {text}" for text, count in errors_of(trial.responses).items()]
-    lines += notes_of(trial) + errors[:MAX_ERRORS]
+    errors = [f"{count} x {text}" for text, count in trial.error_counts.items()]
+    lines += _notes(trial) + errors[:MAX_ERRORS]
     if len(errors) > MAX_ERRORS:
         lines.append(f"and {len(errors) - MAX_ERRORS} more kinds of errors")
     return "\n".join([*lines, "=" * WIDTH])
@@ -145,27 +134,15 @@ def _figures(found: Mapping[str, Any], labels: Mapping[str, str]) -> list[str]:
     return lines
 
 
-def notes_of(trial: Trial) -> list[str]:
+def _notes(trial: Trial) -> list[str]:
     """What a reader of the figures must know."""
-    notes = []
-    if uncounted := sum(not response.has_usage for response in whole(trial.responses)):
-        notes.append(f"{uncounted} answers had no usage: their events were counted as tokens, their input as 0")
-    if any(run.stopped for run in trial.runs):
-        notes.append("ended early: the limits could not be kept any more")
-    if trial.interrupted:
-        notes.append("interrupted: requests that were under way are left out")
-    return notes
-
-
-def trial_json(trial: Trial, arguments: argparse.Namespace, *, detailed: bool = False) -> dict[str, Any]:
-    """How the load was offered, and the figures; `detailed` with each request."""
-    ramp = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps") if arguments.ramp_up_strategy else ()
-    load = {name: getattr(arguments, name) for name in ("num_prompts", "burstiness", "max_concurrency", *ramp)}
-    found = {**_plain({**load, "request_rate": trial.rate}), **trial.combined}
-    found |= {"interrupted": trial.interrupted, "notes": notes_of(trial)}
-    if errors := errors_of(trial.responses):
-        found["error_counts"] = errors
-    return {**found, **details(trial)} if detailed else found
+    uncounted = sum(not response.has_usage for response in whole(trial.responses))
+    notes = {
+        f"{uncounted} answers had no usage: their events were counted as tokens, their input as 0": uncounted,
+        "ended early: the limits could not be kept any more": any(run.stopped for run in trial.runs),
+        "interrupted: requests that were under way are left out": trial.interrupted,
+    }
+    return [note for note, holds in notes.items() if holds]
 
 
 def _plain(value: Any) -> Any:
@@ -178,45 +155,58 @@ def _plain(value: Any) -> Any:
     return str(value) if is_infinite or isinstance(value, tuple) else value
 
 
+def _trial_json(trial: Trial, arguments: argparse.Namespace) -> dict[str, Any]:
+    """How the load was offered, and the figures."""
+    ramp = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps") if arguments.ramp_up_strategy else ()
+    load = {name: getattr(arguments, name) for name in ("num_prompts", "burstiness", "max_concurrency", *ramp)}
+    found = {**_plain({**load, "request_rate": trial.rate}), **trial.figures}
+    found |= {"interrupted": trial.interrupted, "notes": _notes(trial)}
+    return found | ({"error_counts": trial.error_counts} if trial.error_counts else {})
+
+
 def publish(
-    benchmark: str,
     arguments: argparse.Namespace,
     bench: Bench,
-    make_page: Callable[[], str],
-    make_body: Callable[[bool], Mapping[str, Any]],
+    trials: Sequence[Trial],
+    body: Callable[[list[dict[str, Any]]], Mapping[str, Any]],
+    title: str,
+    text: str = "",
 ) -> None:
     """Save the document and the page with plots where they were asked for, and print the document as the last line.
 
-    `make_body` makes the figures; true is given for those of each request as well. Raises `UsageError` when a file
-    cannot be written.
+    `body` makes its part of the document from what is said of each trial; `title` and `text` head the page. Raises
+    `UsageError` when a file cannot be written.
     """
+    head = {
+        "benchmark": arguments.bench,
+        "date": time.strftime("%Y%m%d-%H%M%S"),
+        "backend": "openai-chat" if "chat" in bench.target.endpoint else "openai",
+        "label": arguments.label,
+        "model_id": bench.target.model,
+        "prompts": bench.prompts,
+        **dict(arguments.metadata),
+    }
+    settings = {name: _plain(value) for name, value in vars(arguments).items() if name not in NOT_SAVED}
 
-    def document(*, detailed: bool) -> str:
-        settings = {name: _plain(value) for name, value in vars(arguments).items() if name not in NOT_SAVED}
-        head = {
-            "benchmark": benchmark,
-            "date": time.strftime("%Y%m%d-%H%M%S"),
-            "backend": "openai-chat" if "chat" in bench.target.endpoint else "openai",
-            "label": arguments.label,
-            "model_id": bench.target.model,
-            "prompts": bench.prompts,
-            **dict(arguments.metadata),
-        }
-        return json.dumps({**head, **make_body(detailed), **_machine(), "settings": settings})
+    def document(*, is_detailed: bool) -> str:
+        runs = [_trial_json(trial, arguments) | (trial.details if is_detailed else {}) for trial in trials]
+        return json.dumps({**head, **body(runs), **_machine(), "settings": settings})
 
     path = _result_path(arguments, bench.target.model)
-    files = {path: document(detailed=arguments.save_detailed)} if arguments.save_result else {}
+    files = {path: document(is_detailed=arguments.save_detailed)} if arguments.save_result else {}
     pages = [path.with_suffix(".html")] if arguments.plot_timeline else []
     pages += [Path(arguments.html)] if arguments.html else []
-    files |= dict.fromkeys(pages, make_page()) if pages else {}
-    for file, text in files.items():
+    if pages:
+        blocks = [block(trial, arguments) for trial in trials]
+        files |= dict.fromkeys(pages, page(title, text, trials, blocks, arguments.goodput))
+    for file, content in files.items():
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text, encoding="utf-8")
+            file.write_text(content, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"cannot write {file}: {error.strerror}") from error
         print(f"Written: {file}")
-    print(document(detailed=False))
+    print(document(is_detailed=False))
 
 
 def _result_path(arguments: argparse.Namespace, model: str) -> Path:

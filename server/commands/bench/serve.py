@@ -1,4 +1,7 @@
-"""`octavo bench serve URL`: load on a server of any make, from without, or on two in turn."""
+"""`octavo bench serve URL`: load on a server of any make, from without, or on two in turn.
+
+`octavo bench sweep URL --goodput …`: the highest rate at which enough requests keep their limits.
+"""
 
 import argparse
 import asyncio
@@ -9,25 +12,23 @@ from typing import Any
 from configs.errors import UsageError
 from server.commands.serve import loop_factory
 
-from .datasets import read_lines
 from .flags import CHAT, COMPLETIONS, FILE
-from .load import Bench
-from .measure import Trial, measured, ratio
-from .report import LABELS, RATES, block, latency_names, publish, trial_json
-from .web_report import page
+from .load import SMALL_REQUEST, Bench, read_lines, swallow_interrupt
+from .measure import Trial, is_good, percentile, ratio
+from .report import LABELS, RATES, block, latency_names, print_row, publish
+from .target import Response
 
 INTERRUPTED, NOT_VALID = 130, 1
+MIN_PROMPTS = 10
+MAX_HALVINGS = 6
+COLUMNS = ("req/s", "requests", "good", "P99 TTFT", "P99 E2EL", "")
 
 
 def run(config: None, arguments: argparse.Namespace) -> int:
-    """1 when no request was answered or the client was the bottleneck, 130 after Ctrl-C."""
+    """1 when no request was answered, no rate held, or the client was the bottleneck; 130 after Ctrl-C."""
     complete(arguments)
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        trials = runner.run(_measure(arguments))
-    if any(trial.interrupted for trial in trials):
-        return INTERRUPTED
-    is_valid = all(trial.combined["completed"] and not trial.combined["client"]["bottleneck"] for trial in trials)
-    return 0 if is_valid else NOT_VALID
+        return runner.run((_sweep if arguments.bench == "sweep" else _serve)(arguments))
 
 
 def complete(arguments: argparse.Namespace) -> None:
@@ -35,95 +36,91 @@ def complete(arguments: argparse.Namespace) -> None:
 
     Raises `UsageError` for combinations that make no sense.
     """
-    name = arguments.dataset_name = arguments.dataset_name or (FILE if arguments.dataset_path else "random")
-    if (name == FILE) != (arguments.dataset_path is not None):
-        raise UsageError(f"--dataset-name {FILE} and --dataset-path go together")
-    if arguments.turns is not None and name != "multi_turn":
-        raise UsageError("--turns is for --dataset-name multi_turn; lines of a file have turns of their own")
-    arguments.turns = (arguments.turns or 4) if name == "multi_turn" else 1
-    path = arguments.dataset_path
-    arguments.lines = read_lines("--dataset-path", path, arguments.output_len) if name == FILE else []
-    if arguments.ignore_eos is None:
-        arguments.ignore_eos = name != FILE
+    path, is_multi_turn = arguments.dataset_path, arguments.dataset_name == "multi_turn"
+    name = arguments.dataset_name = arguments.dataset_name or (FILE if path is not None else "random")
+    arguments.lines = [] if path is None else read_lines("--dataset-path", path, arguments.output_len)
     prompts = [request.prompt for sample in arguments.lines for request in sample]
     kinds = {type(prompt[0]) for prompt in prompts if isinstance(prompt, list)}
-    is_chat = name == "multi_turn" or dict in kinds or len(prompts) > len(arguments.lines)
-    if is_chat and arguments.endpoint == COMPLETIONS:
-        raise UsageError(f"chats need --endpoint {CHAT}")
-    arguments.endpoint = arguments.endpoint or (CHAT if is_chat else COMPLETIONS)
-    if arguments.endpoint == CHAT and int in kinds:
-        raise UsageError(f"prompts of token ids need --endpoint {COMPLETIONS}")
-    if arguments.ramp_up_strategy is not None:
-        if arguments.request_rate != [math.inf]:
-            raise UsageError("--ramp-up-strategy sets the rate: it does not go with --request-rate")
-        if arguments.ramp_up_start_rps is None or arguments.ramp_up_end_rps is None:
-            raise UsageError("--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps")
-    if arguments.compare is not None and len(arguments.request_rate) > 1:
-        raise UsageError("--compare takes one --request-rate")
+    is_chat = is_multi_turn or dict in kinds or len(prompts) > len(arguments.lines)
+    endpoint = arguments.endpoint or (CHAT if is_chat else COMPLETIONS)
+    has_ramp, has_rate = arguments.ramp_up_strategy is not None, arguments.request_rate != [math.inf]
+    refusals = {
+        f"--dataset-name {FILE} and --dataset-path go together": (name == FILE) != (path is not None),
+        "--turns is for --dataset-name multi_turn; lines of a file have turns of their own": (
+            arguments.turns is not None and not is_multi_turn
+        ),
+        f"chats need --endpoint {CHAT}": is_chat and endpoint == COMPLETIONS,
+        f"prompts of token ids need --endpoint {COMPLETIONS}": int in kinds and endpoint == CHAT,
+        "--ramp-up-strategy sets the rate: it does not go with --request-rate": has_ramp and has_rate,
+        "--ramp-up-strategy needs --ramp-up-start-rps and --ramp-up-end-rps": (
+            has_ramp and None in (arguments.ramp_up_start_rps, arguments.ramp_up_end_rps)
+        ),
+        "--compare takes one --request-rate": arguments.compare is not None and len(arguments.request_rate) > 1,
+    }
+    for text, holds in refusals.items():
+        if holds:
+            raise UsageError(text)
+    arguments.endpoint = endpoint
+    arguments.turns = (arguments.turns or 4) if is_multi_turn else 1
+    if arguments.ignore_eos is None:
+        arguments.ignore_eos = name != FILE
     arguments.repeats = arguments.repeats or (1 if arguments.compare is None else 3)
     arguments.goodput = dict(arguments.goodput)
 
 
-async def _measure(arguments: argparse.Namespace) -> list[Trial]:
+async def _serve(arguments: argparse.Namespace) -> int:
     """A trial for each rate, or one for each of two servers."""
     urls = {"A": arguments.url, "B": arguments.compare} if arguments.compare else {"": arguments.url}
-    benches: list[Bench] = []
+    benches = [Bench(url, arguments, side) for side, url in urls.items()]
     trials: list[Trial] = []
     try:
-        for side, url in urls.items():
-            benches.append(await Bench.open(url, arguments, side))
+        for bench in benches:
+            await bench.open()
         if not arguments.compare:
             target = benches[0].target
             print(f"{target.url}{target.endpoint}, model {target.model}; prompts: {benches[0].prompts}")
         for rate in arguments.request_rate:
-            turn = await _alternate(benches, rate, arguments, "" if arguments.compare else f"{rate}/")
-            for side, trial in zip(urls, turn, strict=True):
-                if trial.runs:
-                    print(f"{side}:\n" if side else "", block(trial, arguments), sep="", flush=True)
-                    trials.append(trial)
+            for trial in await _alternate(benches, rate, arguments):
+                print(f"{trial.side}:\n" if trial.side else "", block(trial, arguments), sep="", flush=True)
+                trials.append(trial)
             if trials[-1].interrupted:
                 break
     finally:
         for bench in benches:
-            bench.close()
+            bench.target.close()
     if not arguments.compare:
-        _publish(benches[0], trials, arguments)
+        title = f"Load test of {benches[0].target.model}"
+        publish(arguments, benches[0], trials, lambda runs: runs[0] if len(runs) == 1 else {"runs": runs}, title)
     elif len(trials) == 2:
         _publish_ratios(benches, trials, arguments)
-    return trials
+    if any(trial.interrupted for trial in trials):
+        return INTERRUPTED
+    figures = [trial.figures for trial in trials]
+    return 0 if all(found["completed"] and not found["client"]["bottleneck"] for found in figures) else NOT_VALID
 
 
-async def _alternate(benches: Sequence[Bench], rate: float, arguments: argparse.Namespace, prefix: str) -> list[Trial]:
+async def _alternate(benches: Sequence[Bench], rate: float, arguments: argparse.Namespace) -> list[Trial]:
     """A trial of `repeats` runs per server, in turn: A B, B A, A B, … so that what drifts meets both alike.
 
-    Ctrl-C leaves out the turn that it ends, unless it is the first.
+    Ctrl-C leaves out the turn that it ends, unless it is the first. A server without a run has no trial.
     """
-    trials = [Trial(rate) for _ in benches]
+    trials = [Trial(rate, [], bench.side) for bench in benches]
     for number in range(arguments.repeats):
-        turn = []
-        for bench, trial in list(zip(benches, trials, strict=True))[:: -1 if number % 2 else 1]:
-            run = await bench.run(rate, f"{prefix}{number}")
-            turn.append((trial, run))
-            if run.interrupted:
+        name = f"{number}" if arguments.compare else f"{rate}/{number}"
+        turn = list(zip(benches, trials, strict=True))[:: -1 if number % 2 else 1]
+        runs = []
+        for bench, _ in turn:
+            runs.append(await bench.run(rate, name, arguments.num_prompts))
+            if runs[-1].interrupted:
                 break
-        if number == 0 or not run.interrupted:
-            for trial, done in turn:
-                trial.runs.append(done)
-                trial.figures.append(measured(done, arguments))
-        if run.interrupted:
+        if number == 0 or not runs[-1].interrupted:
+            for (_, trial), run in zip(turn, runs, strict=False):
+                trial.runs.append(run)
+        if runs[-1].interrupted:
             for trial in trials:
                 trial.interrupted = True
             break
-    return trials
-
-
-def _publish(bench: Bench, trials: list[Trial], arguments: argparse.Namespace) -> None:
-    def body(detailed: bool) -> dict[str, Any]:
-        bodies = [trial_json(trial, arguments, detailed=detailed) for trial in trials]
-        return bodies[0] if len(bodies) == 1 else {"runs": bodies}
-
-    named = [(f"{t.rate:g} requests/s" if math.isfinite(t.rate) else "all runs", t) for t in trials]
-    publish("serve", arguments, bench, lambda: page(f"Load test of {bench.target.model}", named, arguments), body)
+    return [trial for trial in trials if trial.runs]
 
 
 def _publish_ratios(benches: list[Bench], trials: list[Trial], arguments: argparse.Namespace) -> None:
@@ -131,17 +128,13 @@ def _publish_ratios(benches: list[Bench], trials: list[Trial], arguments: argpar
     names = {name: LABELS[name] for name in RATES if name != "request_goodput" or arguments.goodput}
     for metric in arguments.percentile_metrics:
         names |= latency_names(metric, arguments.metric_percentiles)
-    lines = [
-        f"{side}: {bench.target.url}, model {bench.target.model}" for side, bench in zip("AB", benches, strict=True)
-    ]
+    lines = [f"{bench.side}: {bench.target.url}, model {bench.target.model}" for bench in benches]
     lines.append(f"{'':<36}{'A':>12}{'B':>12}{'B / A':>9}   95 % confidence")
     ratios: dict[str, dict[str, Any]] = {}
     for name, label in names.items():
-        line = label.rstrip(":").ljust(36)
-        for trial in trials:
-            value = trial.combined.get(name)
-            line += f"{'-' if value is None else format(value, '.2f'):>12}"
-        ours, theirs = ([each.get(name) or 0.0 for each in trial.figures] for trial in trials)
+        values = [trial.figures.get(name) for trial in trials]
+        line = f"{label.rstrip(':'):<36}" + "".join("-".rjust(12) if x is None else f"{x:>12.2f}" for x in values)
+        ours, theirs = ([run.figures.get(name) or 0.0 for run in trial.runs] for trial in trials)
         if all(ours) and all(theirs):
             value, around = ratio(ours, theirs)
             ratios[name] = {"ratio": value, "confidence_95": around}
@@ -149,14 +142,118 @@ def _publish_ratios(benches: list[Bench], trials: list[Trial], arguments: argpar
         lines.append(line)
     text = "\n".join(lines)
     print(text)
+    heads = [{"url": bench.target.url, "model_id": bench.target.model, "prompts": bench.prompts} for bench in benches]
 
-    def body(detailed: bool) -> dict[str, Any]:
-        servers = []
-        for bench, trial in zip(benches, trials, strict=True):
-            head = {"url": bench.target.url, "model_id": bench.target.model, "prompts": bench.prompts}
-            servers.append(head | trial_json(trial, arguments, detailed=detailed))
-        return {"servers": servers, "ratios": ratios}
+    def body(runs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"servers": [head | run for head, run in zip(heads, runs, strict=True)], "ratios": ratios}
 
-    title = f"{arguments.compare} against {arguments.url}"
-    named = list(zip("AB", trials, strict=True))
-    publish("serve", arguments, benches[0], lambda: page(title, named, arguments, text), body)
+    publish(arguments, benches[0], trials, body, f"{arguments.compare} against {arguments.url}", text)
+
+
+class Sweep:
+    """The search: doubling the rate until one does not hold, then halving the gap, on a logarithmic scale."""
+
+    def __init__(self, bench: Bench, arguments: argparse.Namespace) -> None:
+        self.bench = bench
+        self.arguments = arguments
+        self.trials: list[Trial] = []
+        self.highest: float | None = None
+        """The highest rate that held, in requests per second."""
+        self.lowest: float | None = None
+        """The lowest rate that did not."""
+        self.ended: str | None = None
+        """Why the search ended before its time."""
+
+    async def search(self) -> None:
+        """Ends when the rates are within --precision of each other, at --max-rate, or when even start / 64 fails."""
+        rate: float | None = min(self.arguments.start_rate, self.arguments.max_rate)
+        while rate is not None:
+            holds = await self._holds(rate)
+            if self.ended is not None:
+                return
+            if holds:
+                self.highest = rate
+            else:
+                self.lowest = rate
+            rate = self._next()
+
+    def _next(self) -> float | None:
+        arguments, low, high = self.arguments, self.highest, self.lowest
+        if low is None:
+            assert high is not None
+            return high / 2 if high > arguments.start_rate / 2**MAX_HALVINGS else None
+        if high is None:
+            return min(2 * low, arguments.max_rate) if low < arguments.max_rate else None
+        return math.sqrt(low * high) if high / low > 1 + arguments.precision else None
+
+    async def _holds(self, rate: float) -> bool:
+        """Whether enough of the requests of this rate are good; a trial ends once too many are not."""
+        goodput, attainment = self.arguments.goodput, self.arguments.attainment
+        count = max(MIN_PROMPTS, round(rate * self.arguments.duration))
+        most = count - math.ceil(attainment * count - 1e-9)
+        num_bad = 0
+
+        def is_lost(response: Response) -> bool:
+            nonlocal num_bad
+            num_bad += not is_good(response, goodput)
+            return bool(num_bad > most)
+
+        try:
+            await self.bench.target.send(SMALL_REQUEST)  # comes after what the server may still have to do
+        except asyncio.CancelledError:
+            swallow_interrupt()
+            self.ended = "interrupted"
+            return False
+        run = await self.bench.run(rate, rate, count, is_lost)
+        self.trials.append(Trial(rate, [run], interrupted=run.interrupted))
+        # the share of good requests may be the client's
+        late = (run.health.why_wrong(name, percentile(100 * attainment), ms / 1e3) for name, ms in goodput.items())
+        if run.interrupted:
+            self.ended = "interrupted"
+        elif why := run.health.why_too_busy or next(filter(None, late), None):
+            self.ended = f"at {rate:.3g} requests/s {why}"
+        elif num_bad > most and run.figures["peak_concurrent_requests"] <= 1:
+            self.ended = "even one request at a time does not keep the limits"
+        share = "-" if run.figures["good_share"] is None else f"{run.figures['good_share']:.0%}"
+        values = (run.figures.get(f"p99_{name}_ms") for name in ("ttft", "e2el"))
+        latencies = ("-" if value is None else f"{value:.0f} ms" for value in values)
+        verdict = self.ended or ("not held" if num_bad > most else "held")
+        print_row([f"{rate:.3g}", len(run.responses), share, *latencies, verdict])
+        return bool(num_bad <= most)
+
+    def summary(self) -> str:
+        limits = " ".join(f"{name}:{limit:g}" for name, limit in self.arguments.goodput.items())
+        share = f"{self.arguments.attainment:.0%} of the requests within {limits} ms"
+        is_held = self.highest is not None
+        held = f"{self.highest:.3g} requests/s is the highest rate that kept" if is_held else "No rate kept"
+        failed = "" if self.lowest is None else f"; {self.lowest:.3g} did not"
+        return f"{held} {share}{failed}" + (f" (the search ended early: {self.ended})" if self.ended else "")
+
+
+async def _sweep(arguments: argparse.Namespace) -> int:
+    arguments.metric_percentiles = sorted({*arguments.metric_percentiles, 99.0})
+    bench = Bench(arguments.url, arguments)
+    sweep = Sweep(bench, arguments)
+    try:
+        await bench.open()
+        print_row(COLUMNS)
+        await sweep.search()
+    finally:
+        bench.target.close()
+    print(sweep.summary())
+
+    def body(runs: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "highest_rate": sweep.highest,
+            "lowest_rate_not_held": sweep.lowest,
+            "goodput": arguments.goodput,
+            "attainment": arguments.attainment,
+            "ended_early": sweep.ended,
+            "runs": [{**run, "num_prompts": run["completed"] + run["failed"]} for run in runs],
+        }
+
+    trials = sorted(sweep.trials, key=lambda trial: trial.rate)
+    publish(arguments, bench, trials, body, f"Rates of {bench.target.model}", sweep.summary())
+    if sweep.ended == "interrupted":
+        return INTERRUPTED
+    return NOT_VALID if sweep.ended or sweep.highest is None else 0

@@ -7,6 +7,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -98,7 +99,7 @@ class Response:
             self.token_times.append(now)
 
     def finish(self) -> None:
-        """Fill in what only the end of the stream tells. Raises `Failure` for an answer without content."""
+        """Fill in what only the end of the stream tells. Raises `Failure` for an answer without choices."""
         if not self.end:
             raise Failure("the answer has no choices: is it a stream of the protocol?")
         if not self.token_times:  # one token without text, as an end of sequence is
@@ -126,14 +127,14 @@ class Response:
     @property
     def itl(self) -> list[float]:
         """Seconds between events that hold tokens."""
-        return [later - earlier for earlier, later in zip(self.token_times, self.token_times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(self.token_times)]
 
     @property
     def client_queue_time(self) -> float:
         return max(0.0, self.started - self.due)
 
 
-def error_text(body: bytes) -> str:
+def error_text(body: bytes | bytearray) -> str:
     """The message within an error's body, as OpenAI, or a plain `detail` or `message`, has it; else its beginning."""
     try:
         found = msgspec.json.decode(body)
@@ -146,21 +147,22 @@ def error_text(body: bytes) -> str:
 
 
 class _Reply:
-    """What has come of an HTTP response: the callbacks of llhttp."""
+    """An HTTP response as it comes: llhttp calls what begins with `on`."""
 
     def __init__(self) -> None:
         self.parser = httptools.HttpResponseParser(self)
-        self.pieces: list[bytes] = []
-        self.has_begun = self.has_headers = self.has_length = self.is_complete = self.keeps_alive = False
+        self.body = bytearray()
+        """What was read of it and not yet taken."""
+        self.has_headers = self.has_length = self.is_complete = self.keeps_alive = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self.has_length = self.has_length or name.lower() in (b"content-length", b"transfer-encoding")
+        self.has_length |= name.lower() in (b"content-length", b"transfer-encoding")
 
     def on_headers_complete(self) -> None:
         self.has_headers = True
 
     def on_body(self, piece: bytes) -> None:
-        self.pieces.append(piece)
+        self.body += piece
 
     def on_message_complete(self) -> None:
         self.is_complete = self.parser.get_status_code() >= 200
@@ -204,7 +206,7 @@ class HttpClient:
                     await self._read(reader, reply, receive)
                 except BaseException as error:
                     writer.transport.abort()
-                    if is_fresh or reply.has_begun or not isinstance(error, (OSError, Failure)):
+                    if is_fresh or reply.has_headers or not isinstance(error, (OSError, Failure)):
                         raise
                     continue  # an idle connection that the server closed just before: not an answer to this request
                 if reply.keeps_alive:
@@ -214,7 +216,6 @@ class HttpClient:
                 return
 
     async def _read(self, reader: asyncio.StreamReader, reply: _Reply, receive: Callable[[bytes, float], None]) -> None:
-        refusal = b""
         while not reply.is_complete:
             data = await reader.read(2**16)
             now = time.perf_counter()
@@ -222,19 +223,15 @@ class HttpClient:
                 if reply.has_headers and not reply.has_length:
                     break  # a body that ends with its connection
                 raise Failure("the server closed the connection before the end of its answer")
-            reply.has_begun = True
             try:
                 reply.parser.feed_data(data)
             except httptools.HttpParserError as error:
                 raise Failure(f"not HTTP: {error}") from error
-            body = b"".join(reply.pieces)
-            reply.pieces.clear()
-            if body and reply.parser.get_status_code() == 200:
-                receive(body, now)
-            else:
-                refusal += body
+            if reply.body and reply.parser.get_status_code() == 200:
+                receive(bytes(reply.body), now)
+                reply.body.clear()
         if reply.parser.get_status_code() != 200:
-            raise Failure(f"HTTP {reply.parser.get_status_code()}: {error_text(refusal)}")
+            raise Failure(f"HTTP {reply.parser.get_status_code()}: {error_text(reply.body)}")
 
     def close(self) -> None:
         for _, writer in self._idle:
@@ -258,12 +255,12 @@ class Target:
 
     async def wait_until_ready(self, seconds: float) -> None:
         """Wait until the server lists its models. Raises `UsageError` when it does not."""
-        deadline, pieces = time.monotonic() + seconds, list[bytes]()
+        deadline, listed = time.monotonic() + seconds, bytearray()
         while True:
-            pieces.clear()
+            listed.clear()
             try:
-                await self._client.request("GET", "/v1/models", b"", lambda piece, _: pieces.append(piece))
-                listed = msgspec.json.decode(b"".join(pieces))
+                await self._client.request("GET", "/v1/models", b"", lambda piece, _: listed.extend(piece))
+                models = msgspec.json.decode(listed, type=dict[str, Any]).get("data")
                 break
             except (Failure, msgspec.MsgspecError) as error:
                 if self.model is not None:  # a server need not list models
@@ -275,22 +272,21 @@ class Target:
                     raise UsageError(f"no server answers at {self.url} ({error}); {hint}") from error
                 await asyncio.sleep(CHECK_INTERVAL)
         if self.model is None:
-            models = listed.get("data") if isinstance(listed, dict) else None
             if not models:
                 raise UsageError(f"{self.url}/v1/models lists no model; give its name with --model")
             self.model = models[0]["id"]
 
     async def check(self, request: Request) -> Response:
         """The response to one request. Raises `UsageError` with what the server says against it."""
-        response = Response(time.perf_counter())
-        await self.send(request, response)
+        response = await self.send(request)
         if response.error is not None:
             raise UsageError(f"{self.url}{self.endpoint} does not answer a first request: {response.error}")
         return response
 
-    async def send(self, request: Request, response: Response) -> None:
-        """Fill in `response`, whatever happens."""
-        response.started = time.perf_counter()
+    async def send(self, request: Request, due: float | None = None) -> Response:
+        """What comes of a request, whatever happens. `due`: when it should have been sent, if not now."""
+        now = time.perf_counter()
+        response = Response(now if due is None else due, now)
         asked: dict[str, Any] = {"prompt": request.prompt, "max_tokens": request.output_len}
         if self.endpoint == CHAT:
             asked = {"messages": as_messages(request.prompt), "max_completion_tokens": request.output_len}
@@ -298,12 +294,12 @@ class Target:
         try:
             await self._client.request("POST", self.endpoint, body, response.receive)
             response.finish()
-        except TimeoutError:
-            response.error = f"no whole answer within {self._client.timeout:g} s"
         except (OSError, Failure) as error:
-            response.error = str(error) or type(error).__name__
-        if response.error is not None:
+            is_late = isinstance(error, TimeoutError)
+            text = f"no whole answer within {self._client.timeout:g} s" if is_late else str(error)
+            response.error = text or type(error).__name__
             response.end = time.perf_counter()
+        return response
 
     def close(self) -> None:
         self._client.close()

@@ -3,7 +3,6 @@
 Plots are inline SVG, coloured by the page's CSS variables, so that they follow its light or dark scheme.
 """
 
-import argparse
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +12,7 @@ from xml.sax.saxutils import escape, quoteattr
 import numpy as np
 
 from .flags import METRICS
-from .load import Run
-from .measure import Trial, concurrency, samples, tokens_by_second, whole
-from .report import block
+from .measure import Run, Trial, by_due, concurrency, samples, tokens_by_second, whole
 
 WIDTH, HEIGHT = 760, 320
 LEFT, RIGHT, TOP, BOTTOM = 64, 600, 16, 272
@@ -37,21 +34,19 @@ class Line(NamedTuple):
     dashed: bool = False
 
 
-def page(title: str, trials: Sequence[tuple[str, Trial]], arguments: argparse.Namespace, text: str = "") -> str:
-    """A well-formed document. Each trial has a name; `text`: lines that stand before the plots."""
+def page(title: str, text: str, trials: Sequence[Trial], blocks: Sequence[str], goodput: Mapping[str, float]) -> str:
+    """A well-formed document. `text`: lines that stand before the plots; `blocks`: the figures of each trial."""
     parts = [f"<h1>{escape(title)}</h1>"]
-    if wrong := [name for name, trial in trials if trial.combined["client"]["bottleneck"]]:
+    if wrong := [trial.name for trial in trials if trial.figures["client"]["bottleneck"]]:
         names = escape(", ".join(wrong))
         parts.append(f'<p class="bad">The client was the bottleneck ({names}): see the figures below.</p>')
-    if text:
-        parts.append(f"<pre>{escape(text)}</pre>")
-    parts.append(_latency_by_rate([trial for _, trial in trials], arguments.goodput))
-    for name, trial in trials:
-        suffix = f", {name}" if len(trials) > 1 else ""
+    parts += [f"<pre>{escape(text)}</pre>" if text else "", _latency_by_rate(trials, goodput)]
+    for trial, block in zip(trials, blocks, strict=True):
+        suffix = f", {trial.name}" if len(trials) > 1 else ""
         run = trial.runs[0]
         parts += [_percentiles(f"Percentiles{suffix}", trial), _timeline(f"Timeline{suffix}", run)]
         parts.append(_flow(f"Requests under way, and output tokens per second{suffix}", run))
-        parts.append(f"<h2>{escape(name)}</h2><pre>{escape(block(trial, arguments))}</pre>")
+        parts.append(f"<h2>{escape(trial.name)}</h2><pre>{escape(block)}</pre>")
     head = f'<head><meta charset="utf-8"/><title>{escape(title)}</title><style>{STYLE.read_text()}</style></head>'
     body = "\n".join(filter(None, parts))
     return f'<!DOCTYPE html>\n<html lang="en">{head}<body>\n{body}\n</body></html>\n'
@@ -68,7 +63,7 @@ def _latency_by_rate(trials: Sequence[Trial], goodput: Mapping[str, float]) -> s
     else:
         title += " within the run, in groups of requests that followed each other"
         for run in trials[0].runs:
-            ordered = sorted(whole(run.responses), key=lambda response: response.due)
+            ordered = by_due(whole(run.responses))
             size = max(2, -(-len(ordered) // NUM_GROUPS))
             for group in (ordered[begin : begin + size] for begin in range(0, len(ordered), size)):
                 if group[-1].due > group[0].due:
@@ -106,8 +101,8 @@ def _flow(title: str, run: Run) -> str:
         return ""
     peak_tokens, peak_level = max(tokens), max(level for _, level in steps)
     picked = steps[:: -(-len(steps) // 500)]
-    corners = [(time, before) for (time, _), (_, before) in zip(picked[1:], picked, strict=False)]
-    stairs = sorted([*corners, *picked], key=lambda step: step[0])
+    befores = [0, *(level for _, level in picked)]
+    stairs = [(x, level) for (x, after), before in zip(picked, befores, strict=False) for level in (before, after)]
     lines = [
         Line(f"requests, peak {peak_level}", [(time, 100 * level / peak_level) for time, level in stairs]),
         Line(f"tokens/s, peak {peak_tokens:.0f}", [(s + 0.5, 100 * n / peak_tokens) for s, n in enumerate(tokens)]),
@@ -117,8 +112,7 @@ def _flow(title: str, run: Run) -> str:
 
 def _timeline(title: str, run: Run) -> str:
     """A row per request, evenly picked when there are too many."""
-    ordered = sorted(run.responses, key=lambda response: response.due)
-    ordered = ordered[:: -(-len(ordered) // MAX_ROWS) or 1]
+    ordered = by_due(run.responses)[:: -(-len(run.responses) // MAX_ROWS) or 1]
     if not ordered:
         return ""
     to_x, parts = _axis(_ticks([0.0, *(response.end - run.began for response in ordered)]), "seconds")
@@ -181,7 +175,7 @@ def _axis(
     place = (lambda value: math.log(max(value, ticks[0]))) if log else float
 
     def scale(value: float) -> float:
-        return begin + (end - begin) * (place(value) - place(ticks[0])) / (place(ticks[-1]) - place(ticks[0]))
+        return float(np.interp(place(value), [place(ticks[0]), place(ticks[-1])], [begin, end]))
 
     middle = (begin + end) / 2
     parts = [_text(14, middle, label, "middle", -90) if vertical else _text(middle, BOTTOM + 38, label, "middle")]
