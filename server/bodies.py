@@ -25,6 +25,8 @@ from server.serving import Serving, serving_of
 
 UNTIL_ANSWERED = "octavo.until_answered"
 """Key in the scope: an `ExitStack` that ends when the whole answer has been sent."""
+OVERDUE = "octavo.is_overdue"
+"""Key in the state of a scope: the body ends where it does because its time was over."""
 MAX_VALUES = 1_000_000
 """Values in one body; each takes some 50 ns. Arrays, objects and keys take as long as `_SLOW` values."""
 _SLOW = 5
@@ -37,6 +39,12 @@ _PIECE = 2**18
 class BodyTooLarge(RequestError):
     status = 413
     type = "invalid_request_error"
+
+
+class RequestTimeout(RequestError):
+    status = 408
+    type = "timeout_error"
+    ends_connection = True
 
 
 @dataclass(frozen=True, eq=False)  # typing takes equal marks for one, and 0 equals False
@@ -243,6 +251,9 @@ async def _read(request: Request, serving: Serving, *, any_content_type: bool) -
             raise _too_large(limit, "more")
         if len(data) > SMALL_BYTES:
             serving.preparation.hold(request.scope, len(data))
+    if OVERDUE in request.scope.get("state", ()):
+        timeout = serving.config.request_read_timeout
+        raise RequestTimeout(f"the request did not arrive within {timeout:g} s", code="request_timeout")
     return data
 
 

@@ -16,8 +16,7 @@ from configs.settings import ServerConfig
 from server.bodies import UNTIL_ANSWERED
 from server.errors import error_response
 from server.metrics.records import CURRENT_REQUEST, RequestRecord
-from server.security.keys import read_keys
-from server.security.origins import Origins, RawHeaders
+from server.security import Origins, RawHeaders, check_head, read_keys
 from server.serving import Serving
 
 METHOD = "octavo.method"
@@ -87,10 +86,11 @@ class RequestMiddleware:
 
 
 class Admission:
-    """What comes before any route: the request's id, the host that it asks, the origin of its page, and the key."""
+    """What comes before any route: the request's id and head, the host that it asks, its page's origin, and the key."""
 
     def __init__(self, config: ServerConfig) -> None:
         """Raises `SettingsError` for keys that cannot be read."""
+        self._config = config
         self._keys = read_keys(config)
         self._origins = Origins(config, with_keys=bool(self._keys))
         self._open = OPEN | {"/metrics"} if config.metrics_without_key else OPEN
@@ -103,6 +103,7 @@ class Admission:
         headers, record = dict(scope["headers"]), CURRENT_REQUEST.get()
         record.request_id = request_id(headers.get(REQUEST_ID))
         added += [(REQUEST_ID, record.request_id.encode()), *self._origins.answer_headers(headers)]
+        check_head(scope, self._config)
         if scope["method"] == "OPTIONS" and {b"origin", b"access-control-request-method"} <= headers.keys():
             return Response(status_code=204, headers=self._origins.preflight_headers(headers))
         if scope["path"] not in self._open and not scope["path"].startswith(_OPEN_FOLDER):

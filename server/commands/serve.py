@@ -26,7 +26,7 @@ from engine.supervisor import Supervision
 from server import version
 from server.listener import bind, bind_unix, raise_descriptor_limit
 from server.metrics.records import current_request_id
-from server.security.keys import check_security
+from server.security import check_security
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from configs.settings import ServerConfig
 from server import cli
 from server.http_server import make_server
 from server.listener import bind, bind_unix
-from server.security.keys import check_security
+from server.security import check_security
 from tests.server.conftest import MODEL, running_server
 from tests.server.fake_engine import FakeEngine
 from tests.server.test_live_server import live_server

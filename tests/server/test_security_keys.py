@@ -17,7 +17,7 @@ from configs.errors import SettingsError
 from configs.settings import ServerConfig
 from configs.sources import resolve
 from server.app import create_app
-from server.security.keys import Unauthorized, check_security, read_keys
+from server.security import Unauthorized, check_security, read_keys
 from tests.server.conftest import MODEL, running_server
 from tests.server.described import ROUTES
 from tests.server.fake_engine import FakeEngine

@@ -1,1 +1,0 @@
-"""Who may use the server, from which web pages, and how much a connection may hold."""
