@@ -14,7 +14,7 @@ from server.generation import Generation
 from server.openai.responses.events import ResponseObject
 from server.openai.responses.models import InputItem, Item, ResponsesRequest, item_kind, new_id
 from server.sampling import given_fields
-from server.structured import json_schema, structured_outputs
+from server.structured import response_format, structured_outputs
 from server.tools import arguments_in_history, flat_name, json_text, offered, result_text, tool_choice
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -42,63 +42,60 @@ def read_items(
             if (found := stored(item["id"])) is None:
                 raise InvalidRequest(f"{where}: no stored response holds an item {shown(item['id'])}", param="input")
             items.append(found)
-        elif kind == "message":
-            items.append({**_head(item, "message", "msg"), "role": item["role"], "content": _parts(item)})
-        elif kind == "reasoning":
-            passed_over += [f"{where}.encrypted_content"] if item.get("encrypted_content") else []
-            items.append({**_head(item, "reasoning", "rs"), **_reasoning(item)})
         else:
-            items.append(_output(item, where, passed_over) if kind == "output" else _call(item, where))
+            items.append(_READERS[kind](item, where, passed_over))
     return items
 
 
-def _head(item: dict[str, Any], kind: str, prefix: str) -> dict[str, Any]:
+def _head(item: dict[str, Any], kind: str) -> dict[str, Any]:
     status = item.get("status")
     is_known = status in ("in_progress", "completed", "incomplete")
-    return {"type": kind, "id": item.get("id") or new_id(prefix), "status": status if is_known else "completed"}
+    return {"type": kind, "id": item.get("id") or new_id(kind), "status": status if is_known else "completed"}
 
 
-def _parts(message: Any) -> list[dict[str, Any]]:
-    """The parts of a message, of the kind that fits its role."""
-    content = message["content"]
-    given = [{"type": "input_text", "text": content}] if isinstance(content, str) else content
-    if message["role"] != "assistant":
-        return [{"type": "input_text", "text": _text(part)} for part in given]
-    return [
-        {"type": "refusal", "refusal": part["refusal"]}
-        if part["type"] == "refusal"
-        else {"type": "output_text", "text": part["text"], "annotations": [], "logprobs": []}
-        for part in given
-    ]
+def _message(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
+    """With parts of the kind that fits its role."""
+    role, given = item["role"], item["content"]
+    if isinstance(given, str):
+        given = [{"type": "input_text", "text": given}]
+    if role == "assistant":
+        output = {"type": "output_text", "annotations": [], "logprobs": []}
+        parts = [part if part["type"] == "refusal" else {**output, "text": part["text"]} for part in given]
+    else:
+        parts = [{"type": "input_text", "text": _text(part)} for part in given]
+    return {**_head(item, "message"), "role": role, "content": parts}
 
 
-def _reasoning(item: Any) -> dict[str, Any]:
-    content, summary = (
-        [{"type": kind, "text": part["text"]} for part in item.get(name) or ()]
-        for name, kind in (("content", "reasoning_text"), ("summary", "summary_text"))
-    )
-    encrypted = {"encrypted_content": item["encrypted_content"]} if "encrypted_content" in item else {}
-    return {"summary": summary, "content": content or None, **encrypted}
+def _reasoning(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
+    read = {**_head(item, "reasoning"), "content": _typed(item, "content", "reasoning_text") or None}
+    read["summary"] = _typed(item, "summary", "summary_text")
+    if "encrypted_content" in item:
+        read["encrypted_content"] = item["encrypted_content"]
+    if item.get("encrypted_content"):
+        passed_over.append(f"{where}.encrypted_content")
+    return read
 
 
-def _call(item: Any, where: str) -> dict[str, Any]:
+def _typed(item: dict[str, Any], name: str, kind: str) -> list[dict[str, Any]]:
+    return [{"type": kind, "text": part["text"]} for part in item.get(name) or ()]
+
+
+def _call(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
     """A call of whatever kind as one of a function: local_shell_call as one of `local_shell`."""
     kind = item["type"]
-    named: dict[str, Any] = {"call_id": item["call_id"], "name": item.get("name")}
-    if kind == "function_call":
-        arguments = item.get("arguments")
-    elif kind == "custom_tool_call":
-        arguments = {"input": item.get("input")}
+    call = {**_head(item, "function_call"), "call_id": item["call_id"]}
+    if kind == "function_call" or kind == "custom_tool_call":
+        call["name"] = item["name"]
+        call |= {"namespace": item["namespace"]} if item.get("namespace") else {}
+        arguments = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
     else:
-        named["name"] = kind.removesuffix("_call")
+        call["name"] = kind.removesuffix("_call")
         arguments = {key: value for key, value in item.items() if key not in _ABOUT_ITEMS}
-    if kind in ("function_call", "custom_tool_call") and item.get("namespace"):
-        named["namespace"] = item["namespace"]
-    text = arguments if isinstance(arguments, str) else json_text(arguments, where, "input")
-    return {**_head(item, "function_call", "fc"), **named, "arguments": text}
+    call["arguments"] = arguments if isinstance(arguments, str) else json_text(arguments, where, "input")
+    return call
 
 
-def _output(item: Any, where: str, passed_over: list[str]) -> dict[str, Any]:
+def _output(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
     """What a call of whatever kind gave, as the result of a function."""
     call_id, output = item.get("call_id") or item.get("id"), item["output"]
     if call_id is None:
@@ -109,7 +106,17 @@ def _output(item: Any, where: str, passed_over: list[str]) -> dict[str, Any]:
         output = result_text(parts, f"{where}.output", "input", passed_over)
     elif not isinstance(output, str):  # of a shell, say
         output = json_text(output, f"{where}.output", "input")
-    return {**_head(item, "function_call_output", "fco"), "call_id": call_id, "output": output}
+    return {**_head(item, "function_call_output"), "call_id": call_id, "output": output}
+
+
+_READERS = {
+    "message": _message,
+    "reasoning": _reasoning,
+    "function_call": _call,
+    "client_call": _call,
+    "output": _output,
+}
+"""By `item_kind`."""
 
 
 def template_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
@@ -165,12 +172,11 @@ def _text(part: Any) -> str:
     return text
 
 
-def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig) -> Chat:
+def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig, passed_over: list[str]) -> Chat:
     """`items`: what the model is to answer, from earlier responses too. Raises `InvalidRequest` naming the field."""
     _check(body)
-    passed_over: list[str] = []
     given_choice: Any = body.tool_choice
-    choice, tools = tool_choice(given_choice, _template_tools(_offered(body, passed_over)))
+    choice, tools = tool_choice(given_choice, _template_tools(offered_tools(body, passed_over)))
     if body.text and body.text.get("verbosity") in ("low", "high"):
         passed_over.append("text.verbosity")
     field, structured = _structured(body)
@@ -179,7 +185,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig)
         messages = [{"role": "system", "content": body.instructions}, *messages]
     if not messages:
         raise InvalidRequest("input is empty", param="input")
-    effort = body.reasoning.get("effort") if body.reasoning else None
+    effort = (body.reasoning or {}).get("effort")
     thinking = {} if effort is None else {"enable_thinking": effort != "none", "reasoning_effort": effort}
     return Chat(
         messages=messages,
@@ -207,25 +213,21 @@ def _check(body: ResponsesRequest) -> None:
         raise InvalidRequest("background needs store, to find the answer later", param="background")
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-    if body.stream_options and body.stream_options.get("include_obfuscation"):
-        raise InvalidRequest("include_obfuscation is not supported by this server", param="stream_options")
     if body.top_logprobs and _LOGPROBS not in (body.include or ()):
         raise InvalidRequest(f"top_logprobs needs include to hold {_LOGPROBS}", param="top_logprobs")
 
 
 def _structured(body: ResponsesRequest) -> tuple[str | None, StructuredOutput | None]:
     """The field that gives the language of the answer, and that language."""
-    form: Any = (body.text and body.text.get("format")) or {"type": "text"}
-    of_text = None if form["type"] == "text" else StructuredOutput("json_object")
-    if form["type"] == "json_schema":
-        of_text = json_schema(form["schema"])
+    form: Any = (body.text or {}).get("format")
+    of_text = response_format(form) if form else None
     other = structured_outputs(body.structured_outputs) if body.structured_outputs else None
     if of_text and other and of_text != other:
         raise InvalidRequest("text.format and structured_outputs exclude each other", param="structured_outputs")
     return ("text.format", of_text) if of_text else ("structured_outputs" if other else None, other)
 
 
-def _offered(body: ResponsesRequest, passed_over: list[str]) -> list[dict[str, Any]]:
+def offered_tools(body: ResponsesRequest, passed_over: list[str]) -> list[dict[str, Any]]:
     """The functions and namespaces among the tools, with the keys that are known."""
 
     def known(tool: dict[str, Any], where: str) -> dict[str, Any]:
@@ -253,13 +255,12 @@ def _template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"type": one.pop("type"), "function": one} for one in named]
 
 
-def namespaces_of(body: ResponsesRequest) -> dict[str, tuple[str, str]]:
+def namespaces_of(tools: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     """Namespace and name of functions, by the names that the model has for them."""
-    functions = _functions(_offered(body, []))
-    return {flat_name(space, one["name"]): (space, one["name"]) for space, one in functions if space}
+    return {flat_name(space, one["name"]): (space, one["name"]) for space, one in _functions(tools) if space}
 
 
-def first_response(body: ResponsesRequest, generation: Generation) -> ResponseObject:
+def first_response(body: ResponsesRequest, generation: Generation, tools: list[dict[str, Any]]) -> ResponseObject:
     """The response before anything has been generated."""
     params = generation.prompts[0].params
     choice: Any = body.tool_choice or "auto"
@@ -284,14 +285,14 @@ def first_response(body: ResponsesRequest, generation: Generation) -> ResponseOb
         "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
-        "reasoning": {"effort": body.reasoning.get("effort") if body.reasoning else None, "summary": None},
+        "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": body.store is not False,
         "temperature": params.temperature,
         "text": _raw(form),
         "tool_choice": _raw(choice),
-        "tools": _raw(_offered(body, [])),
+        "tools": _raw(tools),
         "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
         "truncation": body.truncation or "disabled",

@@ -8,15 +8,16 @@ for each item:  output_item.added
 completed, incomplete or failed
 """
 
+import copy
 import time
-from typing import Any, Literal, NotRequired
+from typing import Any, Literal, NamedTuple, NotRequired
 
 import msgspec
 from typing_extensions import TypeAliasType, TypedDict
 
 from configs.errors import InvalidRequest
 from engine.outputs import OutputBatch
-from server.answers.delta import DeltaMessage, DeltaToolCall
+from server.answers.delta import DeltaMessage
 from server.chat import Answers
 from server.errors import error_object
 from server.generation import Generation
@@ -122,15 +123,18 @@ class ItemEvent(_Event):
     item: OutputItem
 
 
-class PartEvent(_Event):
-    type: Literal["response.content_part.added", "response.content_part.done"]
+class _EventWithin(_Event):
     output_index: int
     item_id: str
+
+
+class PartEvent(_EventWithin):
+    type: Literal["response.content_part.added", "response.content_part.done"]
     content_index: int
     part: TextPart | ReasoningPart
 
 
-class TextEvent(_Event):
+class TextEvent(_EventWithin):
     """A piece of an item's text or of a call's arguments, and at the end all of it."""
 
     type: Literal[
@@ -138,8 +142,6 @@ class TextEvent(_Event):
         "response.reasoning_text.delta", "response.reasoning_text.done",
         "response.function_call_arguments.delta", "response.function_call_arguments.done",
     ]  # fmt: skip
-    output_index: int
-    item_id: str
     content_index: NotRequired[int]
     """Texts have one part; calls have none."""
     delta: NotRequired[str]
@@ -159,49 +161,55 @@ class ErrorEvent(_Event):
 
 
 StreamEvent = TypeAliasType("StreamEvent", ResponseEvent | ItemEvent | PartEvent | TextEvent | ErrorEvent)
-_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
-_TEXTS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
 _INCOMPLETE: dict[str | None, IncompleteReason] = {"length": "max_output_tokens", "timeout": "timeout"}
 """Why a response is incomplete, by finish reason."""
 
 
+class _Kind(NamedTuple):
+    """What items of one type have, beside the fields of all items."""
+
+    text: str
+    """The name of their text in types of events."""
+    done: tuple[str, ...]
+    """Fields of the last event of their text, the first of which is the text."""
+    item: dict[str, Any]
+    part: dict[str, Any] | None
+    """The only part of the content. Without one the text is a field of the item."""
+
+
+_OUTPUT_TEXT = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+_KINDS = {
+    "message": _Kind("output_text", ("text", "logprobs"), {"role": "assistant", "content": []}, _OUTPUT_TEXT),
+    "reasoning": _Kind(
+        "reasoning_text", ("text",), {"summary": [], "content": []}, {"type": "reasoning_text", "text": ""}
+    ),
+    "function_call": _Kind("function_call_arguments", ("arguments", "name"), {"arguments": ""}, None),
+}
+
+
 class _OpenItem:
-    """An item to which more may come."""
+    """The last item of the output, to which more may come."""
 
-    def __init__(self, kind: str, index: int, **fields: Any) -> None:
+    def __init__(self, kind: str, index: int, fields: dict[str, Any]) -> None:
         """`index` is the item's place in the output; `fields` are those that a call has from the beginning."""
-        self.kind = kind
-        self.is_call = kind == "function_call"
-        self.fields = {"id": new_id(_PREFIXES[kind]), **fields}
-        self.pieces: list[str] = []
-        self.logprobs: list[msgspec.Raw] = []
-        """JSON of each token's log-probabilities, so that the events of a long answer do not encode them again."""
-        self.within: dict[str, Any] = {"output_index": index, "item_id": self.fields["id"]}
+        self.text_name, self.done, own, part = copy.deepcopy(_KINDS[kind])
+        self.part: Any = part
+        self.item: Any = {"type": kind, "id": new_id(kind), "status": "in_progress", **fields, **own}
+        self.place = {"output_index": index}
+        self.within = {**self.place, "item_id": self.item["id"], **({"content_index": 0} if self.part else {})}
         """Fields of all events within the item."""
-        if not self.is_call:
-            self.within["content_index"] = 0
+        self.pieces: list[str] = []
+        """Of the text."""
 
-    def text(self) -> dict[str, Any]:
-        """Fields that say what the item holds, as in its last text event."""
-        text = "".join(self.pieces)
-        if self.is_call:
-            return {"name": self.fields["name"], "arguments": text}
-        return {"text": text, "logprobs": self.logprobs} if self.kind == "message" else {"text": text}
-
-    def part(self) -> dict[str, Any]:
-        """The only part of a text."""
-        return {"type": _TEXTS[self.kind], **self.text()} | ({"annotations": []} if self.kind == "message" else {})
-
-    def item(self, status: Status, *, with_part: bool = True) -> Any:
-        item = {"type": self.kind, "status": status, **self.fields}
-        if self.is_call:
-            return {**item, **self.text()}
-        own: dict[str, Any] = {"role": "assistant"} if self.kind == "message" else {"summary": []}
-        return {**item, **own, "content": [self.part()] if with_part else []}
+    def fill(self) -> dict[str, Any]:
+        """Write the text so far where it belongs; the fields of the last event of the text."""
+        holder = self.item if self.part is None else self.part
+        holder[self.done[0]] = "".join(self.pieces)
+        return {name: holder[name] for name in self.done}
 
 
 class ResponseWriter:
-    """Writes the events of one response, and the whole. One item is open at a time."""
+    """Writes a response and its events. One item is open at a time."""
 
     def __init__(
         self,
@@ -215,56 +223,33 @@ class ResponseWriter:
         """`namespaces` has the namespace and the name of functions by the names that the model has for them."""
         self.generation = generation
         self.response = response
-        """The response as it is now, without the item that is open."""
-        self.has_begun = False
-        self.whole = b""
-        """JSON of the response, once it is over."""
+        self.events: list[bytes] = []
+        """Those that nobody has taken out. `with_events` decides whether there are any."""
+        self._num_events = 0
+        self._with_events = with_events
         self._answers = answers
         self._tokenizer = generation.serving.engine.tokenizer
         self._spell = spelling(self._tokenizer, None)
         self._namespaces = namespaces
-        self._with_events = with_events
-        self._events: list[bytes] = []
-        self._num_events = 0
         self._open: _OpenItem | None = None
-        self._num_undecided = 0
-        """Tokens whose text means nothing yet, such as half a marker."""
+        self._num_decided = 0
+        """Tokens whose text means something. That of the others may be half a marker."""
         self._undecided: list[TokenLogprob] = []
-        """Log-probabilities of these tokens."""
+        """Log-probabilities of these others."""
         self._num_reasoning = 0
-
-    def events(self, batch: OutputBatch) -> bytes:
-        self.push(batch)
-        return b"".join(self.take())
-
-    def end(self) -> bytes:
-        return b""
-
-    def error(self, error: Exception) -> bytes:
-        self.fail(error)
-        return b"".join(self.take())
-
-    def take(self) -> list[bytes]:
-        """The events that nobody has taken yet."""
-        taken, self._events = self._events, []
-        return taken
+        self._add_response_event("created")
+        self._add_response_event(response["status"])
 
     def encoded(self) -> bytes:
         """JSON of the response as it is now."""
-        if self.whole:
-            return self.whole
-        output = [*self.response["output"], *([self._open.item("in_progress")] if self._open else [])]
-        return msgspec.json.encode({**self.response, "output": output})
-
-    def begin(self) -> None:
-        self.has_begun = True
-        self._add_response_event("created")
-        self._add_response_event(self.response["status"])
+        if self._open is not None:
+            self._open.fill()
+        return msgspec.json.encode(self.response)
 
     def push(self, batch: OutputBatch) -> None:
+        """Add what the engine gives."""
         for _, output in batch:
             self._start()
-            self._num_undecided += output.num_output_tokens - self.generation.num_output_tokens
             self.generation.latest[0] = output
             if output.logprobs:
                 self._undecided += chat_logprobs(self._spell, self._tokenizer, output.logprobs)["content"]
@@ -275,26 +260,28 @@ class ResponseWriter:
 
     def fail(self, error: Exception) -> None:
         """End it with the error. Without effect on a response that is over."""
-        if self.whole:
+        if self._is_over:
             return
         self._start()
         described = error_object(error)
         message = described["message"]
         code: Any = "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
         self.response["error"] = {"code": code, "message": message}
-        self._end("failed", "incomplete")
+        self._end("failed")
         self._add_event("error", code=described["code"] or code, message=message, param=described["param"])
         self._add_response_event("failed")
 
     def cancel(self) -> None:
-        """End it where it is. No event says so: whoever asked knows, or has gone."""
-        if not self.whole:
+        """End what is not over where it is. No event says so: whoever asked knows, or has gone."""
+        if not self._is_over:
             self._with_events = False
-            self._end("cancelled", "incomplete")
+            self._end("cancelled")
+
+    @property
+    def _is_over(self) -> bool:
+        return self.response["usage"] is not None
 
     def _start(self) -> None:
-        if not self.has_begun:
-            self.begin()
         if self.response["status"] == "queued":
             self.response["status"] = "in_progress"
             self._add_response_event("in_progress")
@@ -302,81 +289,82 @@ class ResponseWriter:
     def _add_event(self, kind: str, **fields: Any) -> None:
         if self._with_events:
             event = {"type": kind, "sequence_number": self._num_events, **fields}
-            self._events.append(named_event(kind, msgspec.json.encode(event)))
+            self.events.append(named_event(kind, msgspec.json.encode(event)))
             self._num_events += 1
 
     def _add_response_event(self, kind: str) -> None:
-        if self._with_events:
-            self._add_event(f"response.{kind}", response=msgspec.Raw(self.encoded()))
+        self._add_event(f"response.{kind}", response=self.response)
 
     def _add(self, delta: DeltaMessage) -> None:
         """A call that goes on comes first: content behind it ends it."""
         calls = delta.tool_calls
         if calls and calls[0].id is None:
-            self._add_call(calls[0])
+            self._add_text("function_call", calls[0].arguments)
             calls = calls[1:]
         if delta.reasoning:
-            self._add_text(self._item("reasoning"), delta.reasoning)
-            self._num_reasoning += self._num_undecided
+            self._add_text("reasoning", delta.reasoning)
+            self._count_reasoning()
         if delta.content:
-            item = self._item("message")
-            logprobs = self._undecided if item.pieces else _last_of(self._undecided, delta.content)
+            opened = self._item("message")
+            logprobs = self._undecided if opened.pieces else _last_of(self._undecided, delta.content)
+            # encoded once, and not again with each event that has them
             new = [msgspec.Raw(msgspec.json.encode(one)) for one in logprobs]
-            item.logprobs += new
-            self._add_text(item, delta.content, logprobs=new)
+            opened.part["logprobs"] += new
+            self._add_text("message", delta.content, logprobs=new)
         for call in calls:
-            self._add_call(call)
-        self._num_undecided, self._undecided = 0, []
-
-    def _add_call(self, piece: DeltaToolCall) -> None:
-        if piece.id is not None:
-            namespace, name = self._namespaces.get(piece.name or "", (None, piece.name))
+            namespace, name = self._namespaces.get(call.name or "", (None, call.name))
             space = {"namespace": namespace} if namespace else {}
-            self._item("function_call", call_id=piece.id, name=name, **space)
-        if piece.arguments:
-            self._add_text(self._item("function_call"), piece.arguments)
+            self._item("function_call", call_id=call.id, name=name, **space)
+            self._add_text("function_call", call.arguments)
+        self._num_decided, self._undecided = self.generation.num_output_tokens, []
 
-    def _add_text(self, item: _OpenItem, text: str, **fields: Any) -> None:
-        item.pieces.append(text)
-        self._add_event(f"response.{_TEXTS[item.kind]}.delta", **item.within, delta=text, **fields)
+    def _count_reasoning(self) -> None:
+        self._num_reasoning += self.generation.num_output_tokens - self._num_decided
+
+    def _add_text(self, kind: str, text: str, **fields: Any) -> None:
+        if text:
+            opened = self._item(kind)
+            opened.pieces.append(text)
+            self._add_event(f"response.{opened.text_name}.delta", **opened.within, delta=text, **fields)
 
     def _item(self, kind: str, **fields: Any) -> _OpenItem:
         """The open item where it is of this kind, else a new one; each call is a new one, with its `fields`."""
-        if self._open is not None and self._open.kind == kind and not fields:
+        if self._open is not None and self._open.item["type"] == kind and not fields:
             return self._open
         self._close("completed")
-        item = self._open = _OpenItem(kind, len(self.response["output"]), **fields)
-        begun = item.item("in_progress", with_part=False)
-        self._add_event("response.output_item.added", output_index=item.within["output_index"], item=begun)
-        if not item.is_call:
-            self._add_event("response.content_part.added", **item.within, part=item.part())
-        return item
+        opened = self._open = _OpenItem(kind, len(self.response["output"]), fields)
+        self._add_event("response.output_item.added", **opened.place, item=opened.item)
+        if opened.part:
+            self._add_event("response.content_part.added", **opened.within, part=opened.part)
+            opened.item["content"].append(opened.part)
+        self.response["output"].append(opened.item)
+        return opened
 
     def _close(self, status: Status) -> None:
-        if (item := self._open) is None:
+        if (opened := self._open) is None:
             return
         self._open = None
-        self._add_event(f"response.{_TEXTS[item.kind]}.done", **item.within, **item.text())
-        if not item.is_call:
-            self._add_event("response.content_part.done", **item.within, part=item.part())
-        finished = item.item(status)
-        self._add_event("response.output_item.done", output_index=item.within["output_index"], item=finished)
-        self.response["output"].append(finished)
+        opened.item["status"] = status
+        self._add_event(f"response.{opened.text_name}.done", **opened.within, **opened.fill())
+        if opened.part:
+            self._add_event("response.content_part.done", **opened.within, part=opened.part)
+        self._add_event("response.output_item.done", **opened.place, item=opened.item)
 
     def _finish(self, incomplete: IncompleteReason | None) -> None:
         """End the response; `incomplete` is the reason where its answer was cut."""
         if self._open is None:
             self._item("message")
-        elif self._open.kind == "reasoning":
-            self._num_reasoning += self._num_undecided
-        status: Literal["incomplete", "completed"] = "incomplete" if incomplete else "completed"
-        self.response["incomplete_details"] = {"reason": incomplete} if incomplete else None
-        self.response["completed_at"] = None if incomplete else int(time.time())
-        self._end(status, status)
-        self._add_response_event(status)
+        elif self._open.item["type"] == "reasoning":
+            self._count_reasoning()
+        if incomplete:
+            self.response["incomplete_details"] = {"reason": incomplete}
+        else:
+            self.response["completed_at"] = int(time.time())
+        self._end("incomplete" if incomplete else "completed")
+        self._add_response_event(self.response["status"])
 
-    def _end(self, status: Literal["completed", "incomplete", "failed", "cancelled"], item_status: Status) -> None:
-        self._close(item_status)
+    def _end(self, status: Literal["completed", "incomplete", "failed", "cancelled"]) -> None:
+        self._close("completed" if status == "completed" else "incomplete")
         self.response["status"] = status
         generation = self.generation
         num_input, num_output = generation.num_prompt_tokens, generation.num_output_tokens
@@ -387,7 +375,6 @@ class ResponseWriter:
             "output_tokens_details": {"reasoning_tokens": self._num_reasoning},
             "total_tokens": num_input + num_output,
         }
-        self.whole = msgspec.json.encode(self.response)
 
 
 def _last_of(logprobs: list[TokenLogprob], text: str) -> list[TokenLogprob]:

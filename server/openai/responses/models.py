@@ -8,7 +8,7 @@ from typing_extensions import TypedDict
 
 from server.bodies import Hint, ModelRequest, Unsupported, invalid_request
 from server.openai.base import Priority, Timeout
-from server.openai.messages import ToolChoice, type_of
+from server.openai.messages import RefusalPart, ToolChoice, type_of
 from server.sampling import NumLogprobs, SamplingFields
 from server.structured import CLOSED, STRICT, PlainFormat
 
@@ -16,8 +16,12 @@ Status = Literal["in_progress", "completed", "incomplete"]
 Role = Literal["user", "assistant", "system", "developer"]
 
 
-def new_id(prefix: str) -> str:
-    return f"{prefix}_{uuid.uuid4().hex}"
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
+
+
+def new_id(kind: str) -> str:
+    """For an item of this type."""
+    return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 def _any_of(schema: dict[str, Any]) -> None:
@@ -34,12 +38,6 @@ class TextPart(TypedDict):
     annotations: NotRequired[list[Any]]
     logprobs: NotRequired[list[Any] | None]
     """As in /v1/chat/completions: an object for each token."""
-
-
-@STRICT
-class RefusalPart(TypedDict):
-    type: Literal["refusal"]
-    refusal: str
 
 
 @STRICT
@@ -135,15 +133,15 @@ _OF_SERVER = frozenset(get_args(ServerItemType))
 
 def item_kind(item: Any) -> str:
     """Which of the types of items it is: its type, or what several types have in common."""
-    kind = type_of(item)
-    if kind is None:
+    given = type_of(item)
+    if given is None:
         return "message" if not isinstance(item, dict) or "role" in item else "item_reference"
-    if not isinstance(kind, str) or kind in ("message", "reasoning", "function_call", "item_reference"):
-        return str(kind)
+    kind = str(given)
     if kind in _OF_SERVER or kind.endswith("_output"):
         return "server" if kind in _OF_SERVER else "output"
-    is_call = kind.endswith("_call") and isinstance(item.get("call_id"), str)
-    return ("function_call" if kind == "custom_tool_call" else "client_call") if is_call else kind
+    if kind in ("function_call", "custom_tool_call"):
+        return "function_call"
+    return "client_call" if kind.endswith("_call") and isinstance(item.get("call_id"), str) else kind
 
 
 InputItem = Annotated[
@@ -180,9 +178,9 @@ class OtherTool(TypedDict):
 
 def _kind_of_tool(given: Any) -> str:
     kind = type_of(given)
-    if kind is None:
-        return "function"
-    return "other" if isinstance(kind, str) and kind not in ("function", "namespace") else str(kind)
+    if isinstance(kind, str) and kind not in ("function", "namespace"):
+        return "other"
+    return "function" if kind is None else str(kind)
 
 
 _Function = Annotated[FunctionTool, Tag("function")]
@@ -244,7 +242,7 @@ class ReasoningOptions(TypedDict):
 
 @CLOSED
 class StreamOptions(TypedDict):
-    include_obfuscation: NotRequired[bool | None]
+    include_obfuscation: NotRequired[Literal[False] | None]
     """Only false is honoured: events are not padded."""
 
 

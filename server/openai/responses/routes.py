@@ -1,6 +1,5 @@
 """POST /v1/responses, and what can be done with a stored response."""
 
-from contextlib import aclosing
 from typing import Annotated, Literal
 
 import msgspec
@@ -14,10 +13,10 @@ from server.bodies import BodyRoute, ParsedRequest
 from server.chat import render, start_chat
 from server.documented import streamed
 from server.errors import error_statuses
-from server.openai.responses.conversion import chat_of, first_response, namespaces_of, read_items
+from server.openai.responses.conversion import chat_of, first_response, namespaces_of, offered_tools, read_items
 from server.openai.responses.events import ResponseObject, ResponseWriter, StreamEvent
 from server.openai.responses.models import Item, ResponsesRequest
-from server.openai.responses.store import ResponseStore, StoredEvents, StoredResponse
+from server.openai.responses.store import ResponseStore, StoredResponse
 from server.serving import Serving, ServingOf
 from server.shortening import DROPPED, without_oldest
 from server.sse import EventStream, until_disconnect
@@ -67,19 +66,17 @@ async def create_response(
     body: ResponsesRequest, request: ParsedRequest, serving: ServingOf, store: StoreOf
 ) -> Response:
     """Answer a conversation, in the form of OpenAI's newer API."""
-    writer, stored, headers = await request.prepare(lambda: _start(serving, store, body, request))
-    kept, keep_alive = None if body.store is False else store, serving.config.sse_keep_alive_interval
+    stored, headers = await request.prepare(lambda: _start(serving, store, body, request))
     if body.background:
-        response = _in_background(writer, stored, store, keep_alive)
-    elif body.stream:
-        response = EventStream(stored.batches(writer, kept), writer, keep_alive=keep_alive)
-    else:
-        response = _json(await until_disconnect(request.receive, _whole(writer)))
-        if kept is not None:
-            kept.add(stored)
-            kept.finish(stored)
-    response.headers.update(headers)
-    return response
+        stored.run_in_background(store)
+    if body.stream:
+        pieces = stored.replay(0) if body.background else stored.run(store)
+        return EventStream(pieces, stored, headers, keep_alive=serving.config.sse_keep_alive_interval)
+    if not body.background:
+        await until_disconnect(request.receive, stored.run_to_end(store))
+        store.add(stored)
+        store.finish(stored)
+    return _json(stored.encoded(), headers)
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
@@ -89,9 +86,8 @@ async def count_input_tokens(
     """How many tokens the model would read for the body of /v1/responses."""
 
     async def count() -> InputTokens:
-        previous, items = _given(store, body, request)
-        chat = chat_of(body, [*(previous.conversation if previous else ()), *items], serving.config)
-        request.ignored_fields += chat.passed_over
+        items, _ = _conversation(store, body, request.ignored_fields)
+        chat = chat_of(body, items, serving.config, request.ignored_fields)
         return {"object": "response.input_tokens", "input_tokens": len((await render(serving, chat)).token_ids)}
 
     return await request.answer(count)
@@ -108,11 +104,12 @@ async def retrieve_response(
     """A stored response; with `stream`, its events behind number `starting_after`."""
     if not stream:
         return _json(stored.encoded())
-    if stored.events is None:
+    if not stored.kept_events:
         raise InvalidRequest("only a response with background and stream can be streamed later", param="stream")
     if include_obfuscation:
         raise InvalidRequest("include_obfuscation is not supported by this server", param="include_obfuscation")
-    return _replay(stored.events, starting_after + 1, serving.config.sse_keep_alive_interval)
+    keep_alive = serving.config.sse_keep_alive_interval
+    return EventStream(stored.replay(starting_after + 1), stored, keep_alive=keep_alive)
 
 
 @router.delete("/v1/responses/{response_id}", response_model=DeletedResponse)
@@ -157,25 +154,24 @@ async def list_input_items(
     return _json(msgspec.json.encode(page))
 
 
-def _given(
-    store: ResponseStore, body: ResponsesRequest, request: ParsedRequest
-) -> tuple[StoredResponse | None, list[Item]]:
-    """The response that is continued, and what the request adds."""
-    previous = None
-    if body.previous_response_id is not None:
-        previous = store.get(body.previous_response_id, param="previous_response_id")
-        if not previous.is_over:
-            raise InvalidRequest("the previous response is still running", param="previous_response_id")
-    return previous, read_items(body.input, store.item, request.ignored_fields)
+def _conversation(store: ResponseStore, body: ResponsesRequest, passed_over: list[str]) -> tuple[list[Item], int]:
+    """The items that the response answers, and their bytes of JSON."""
+    items = read_items(body.input, store.item, passed_over)
+    num_bytes = len(msgspec.json.encode(items))
+    if body.previous_response_id is None:
+        return items, num_bytes
+    previous = store.get(body.previous_response_id, param="previous_response_id")
+    if not previous.is_over:
+        raise InvalidRequest("the previous response is still running", param="previous_response_id")
+    return previous.conversation + items, previous.num_bytes + num_bytes
 
 
 async def _start(
     serving: Serving, store: ResponseStore, body: ResponsesRequest, request: ParsedRequest
-) -> tuple[ResponseWriter, StoredResponse, dict[str, str]]:
-    """The response that begins, what is to be kept of it, and headers of its answer."""
-    previous, items = _given(store, body, request)
-    context = [*(previous.conversation if previous else ()), *items]
-    chat = chat_of(body, context, serving.config)
+) -> tuple[StoredResponse, dict[str, str]]:
+    """The response that begins, and headers of its answer."""
+    items, num_bytes = _conversation(store, body, request.ignored_fields)
+    chat = chat_of(body, items, serving.config, request.ignored_fields)
     headers: dict[str, str] = {}
     try:
         generation, answers = await start_chat(serving, chat, "resp_")
@@ -185,35 +181,11 @@ async def _start(
             raise
         headers[DROPPED] = str(len(chat.messages) - len(shorter.messages))
         generation, answers = await start_chat(serving, shorter, "resp_")
-    request.ignored_fields += chat.passed_over
-    response = first_response(body, generation)
-    writer = ResponseWriter(generation, answers, response, namespaces_of(body), with_events=bool(body.stream))
-    return writer, StoredResponse(writer, items, previous, context), headers
+    tools = offered_tools(body, [])
+    response = first_response(body, generation, tools)
+    writer = ResponseWriter(generation, answers, response, namespaces_of(tools), with_events=bool(body.stream))
+    return StoredResponse(writer, items, num_bytes), headers
 
 
-async def _whole(writer: ResponseWriter) -> bytes:
-    """JSON of the response. Raises what the engine raises."""
-    async with aclosing(writer.generation.run()) as batches:
-        async for batch in batches:
-            writer.push(batch)
-    return writer.whole
-
-
-def _in_background(writer: ResponseWriter, stored: StoredResponse, store: ResponseStore, keep_alive: float) -> Response:
-    """Raises `QueueFull`."""
-    writer.generation.check_room()
-    writer.begin()
-    begun, events = writer.encoded(), writer.take()
-    if events:
-        stored.events = StoredEvents(events)
-    store.add(stored)
-    stored.task = writer.generation.serving.in_background(stored.run(writer, store))
-    return _replay(stored.events, 0, keep_alive) if stored.events else _json(begun)
-
-
-def _replay(events: StoredEvents, start: int, keep_alive: float) -> Response:
-    return EventStream(events.read(start), events, keep_alive=keep_alive)
-
-
-def _json(content: bytes) -> Response:
-    return Response(content, media_type="application/json")
+def _json(content: bytes, headers: dict[str, str] | None = None) -> Response:
+    return Response(content, headers=headers, media_type="application/json")

@@ -9,7 +9,6 @@ import msgspec
 
 from configs.errors import RequestError, shown
 from configs.settings import ServerConfig
-from engine.outputs import OutputBatch
 from server.metrics.records import current_owner
 from server.openai.responses.events import ResponseWriter
 from server.openai.responses.models import Item
@@ -23,71 +22,24 @@ class ResponseNotFound(RequestError):
         super().__init__(f"no response {shown(response_id)} is stored", param=param)
 
 
-class StoredEvents:
-    """The events of a background response, and the `EventWriter` for what `read` gives. Event `n` has the sequence
-    number `n`."""
-
-    def __init__(self, events: list[bytes]) -> None:
-        self._events = events
-        self._is_whole = False
-        self._grown = asyncio.Event()
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(map(len, self._events))
-
-    def extend(self, events: list[bytes], *, is_whole: bool = False) -> None:
-        """`is_whole`: no more will come."""
-        self._events += events
-        self._is_whole = is_whole
-        self._grown.set()
-        self._grown = asyncio.Event()
-
-    async def read(self, start: int) -> AsyncGenerator[bytes, None]:
-        """From event `start` on, what is there and what comes."""
-        while True:
-            grown = self._grown
-            if new := self._events[start:]:
-                start += len(new)
-                yield b"".join(new)
-            elif self._is_whole:
-                return
-            else:
-                await grown.wait()
-
-    def events(self, piece: bytes) -> bytes:
-        return piece
-
-    def end(self) -> bytes:
-        return b""
-
-    def error(self, error: Exception) -> bytes:
-        raise error  # those of the response are events
-
-
 class StoredResponse:
-    """A response with all that led to it, so that it outlives those that it continues."""
+    """A response with all that led to it, so that it outlives those that it continues; and the `EventWriter` for what
+    `run` and `replay` give."""
 
-    def __init__(
-        self,
-        writer: ResponseWriter,
-        items: list[Item],
-        previous: "StoredResponse | None",
-        context: list[Item],
-    ) -> None:
-        """`items`: the request's own, with which `context` ends."""
+    def __init__(self, writer: ResponseWriter, context: list[Item], num_bytes: int) -> None:
+        """`context` has all items that the model answers, which take so many bytes of JSON."""
         self._writer: ResponseWriter | None = writer
         self.response = writer.response
-        """The response without the item that is open."""
         self.id = self.response["id"]
         self.owner = current_owner()
         self.context = context
-        """All items that the model answers."""
-        self.num_bytes: int = (previous.num_bytes if previous else 0) + len(msgspec.json.encode(items))
-        """Bytes of JSON, those of the context too, though several responses may share it."""
-        self.events: StoredEvents | None = None
-        """A background response that was asked to stream has them."""
+        self.num_bytes = num_bytes
+        """Those of the context too, though several responses may share it."""
+        self.kept_events = writer.events if self.response["background"] else []
+        """Of a background response that was asked to stream. Event `n` has the sequence number `n`."""
         self.task: asyncio.Task[None] | None = None
+        """What runs in the background."""
+        self._grown = asyncio.Event()
 
     def encoded(self) -> bytes:
         """JSON of the response as it is now."""
@@ -102,47 +54,83 @@ class StoredResponse:
         """All items that a response begins with that continues this one, which is over."""
         return [*self.context, *self.response["output"]]
 
-    async def batches(self, writer: ResponseWriter, store: "ResponseStore | None") -> AsyncGenerator[OutputBatch, None]:
-        """What the engine gives to the writer, while the store has the response. Raises what the engine raises."""
-        if store is not None:
+    async def run(self, store: "ResponseStore") -> AsyncGenerator[bytes, None]:
+        """Write the response; its events, as they come, but those that are kept. What is streamed is stored meanwhile.
+
+        An error is the last event. It is raised where there was none before, unless this runs in the background.
+        """
+        assert self._writer is not None, self.id
+        writer, has_begun = self._writer, self.response["background"]
+        if writer.events:
             store.add(self)
         try:
             async with aclosing(writer.generation.run()) as batches:
                 async for batch in batches:
-                    yield batch
+                    writer.push(batch)
+                    events = self._take_events(writer)
+                    has_begun = has_begun or bool(events)
+                    yield events
         except Exception as error:
-            if writer.has_begun:
-                writer.fail(error)
-                if self.events is not None:
-                    self.events.extend(writer.take())
-            raise
+            if not has_begun:
+                raise
+            writer.fail(error)
+            yield self._take_events(writer)
         finally:
-            if store is not None and writer.has_begun:
+            if has_begun:
                 store.finish(self)
-            elif store is not None:  # nobody knows its id
+            else:  # nobody knows its id
                 store.discard(self)
 
-    async def run(self, writer: ResponseWriter, store: "ResponseStore") -> None:
-        """Write the response, and store its events; a background task runs this."""
-        events = self.events or StoredEvents([])
-        try:
-            async with aclosing(self.batches(writer, store)) as batches:
-                try:
-                    async for batch in batches:
-                        writer.push(batch)
-                        events.extend(writer.take())
-                except Exception as error:  # its last events and its status tell of it
-                    writer.fail(error)
-                    events.extend(writer.take())
-        finally:
-            events.extend([], is_whole=True)
+    def _take_events(self, writer: ResponseWriter) -> bytes:
+        if self.response["background"]:
+            self._grown.set()
+            self._grown = asyncio.Event()
+            return b""
+        events = b"".join(writer.events)
+        writer.events.clear()
+        return events
+
+    async def run_to_end(self, store: "ResponseStore") -> None:
+        async with aclosing(self.run(store)) as pieces:
+            async for _ in pieces:
+                pass
+
+    def run_in_background(self, store: "ResponseStore") -> None:
+        """Raises `QueueFull`."""
+        assert self._writer is not None, self.id
+        generation = self._writer.generation
+        generation.check_room()
+        store.add(self)
+        self.task = generation.serving.in_background(self.run_to_end(store))
+
+    async def replay(self, start: int) -> AsyncGenerator[bytes, None]:
+        """From event `start` on, what is kept and what comes."""
+        while True:
+            grown = self._grown
+            if new := self.kept_events[start:]:
+                start += len(new)
+                yield b"".join(new)
+            elif self.is_over:
+                return
+            else:
+                await grown.wait()
+
+    def events(self, piece: bytes) -> bytes:
+        return piece
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, error: Exception) -> bytes:
+        raise error  # those of the response are events
 
     def finish(self) -> None:
         """Nothing more will come; what was not over is cancelled."""
         if self._writer is not None:
             self._writer.cancel()
-            self.num_bytes += len(self._writer.whole) + (self.events.num_bytes if self.events else 0)
             self._writer = None
+            self.num_bytes += len(self.encoded()) + sum(map(len, self.kept_events))
+            self._grown.set()
 
 
 class ResponseStore:
@@ -169,7 +157,9 @@ class ResponseStore:
         return self._items.get((current_owner(), item_id))
 
     def add(self, response: StoredResponse) -> None:
-        self._stored[response.owner, response.id] = response
+        """Without effect on a response that is not to be stored."""
+        if response.response["store"]:
+            self._stored[response.owner, response.id] = response
 
     def finish(self, response: StoredResponse) -> None:
         """Nothing more will come. Without effect on a response that is not in the store, or over already."""
