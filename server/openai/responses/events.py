@@ -10,7 +10,8 @@ completed, incomplete or failed
 
 import copy
 import time
-from typing import Any, Literal, NamedTuple, NotRequired
+from dataclasses import dataclass, field
+from typing import Any, Literal, NotRequired
 
 import msgspec
 from typing_extensions import TypeAliasType, TypedDict
@@ -165,25 +166,15 @@ _INCOMPLETE: dict[str | None, IncompleteReason] = {"length": "max_output_tokens"
 """Why a response is incomplete, by finish reason."""
 
 
-class _Kind(NamedTuple):
-    """What items of one type have, beside the fields of all items."""
-
-    text: str
-    """The name of their text in types of events."""
-    done: tuple[str, ...]
-    """Fields of the last event of their text, the first of which is the text."""
-    item: dict[str, Any]
-    part: dict[str, Any] | None
-    """The only part of the content. Without one the text is a field of the item."""
-
-
-_OUTPUT_TEXT = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-_KINDS = {
-    "message": _Kind("output_text", ("text", "logprobs"), {"role": "assistant", "content": []}, _OUTPUT_TEXT),
-    "reasoning": _Kind(
-        "reasoning_text", ("text",), {"summary": [], "content": []}, {"type": "reasoning_text", "text": ""}
-    ),
-    "function_call": _Kind("function_call_arguments", ("arguments", "name"), {"arguments": ""}, None),
+_TEXTS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
+"""The names that types of events have for the text of an item."""
+_EMPTY: dict[str, Any] = {
+    "message": {
+        "role": "assistant",
+        "content": [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}],
+    },
+    "reasoning": {"summary": [], "content": [{"type": "reasoning_text", "text": ""}]},
+    "function_call": {"arguments": ""},
 }
 
 
@@ -192,9 +183,10 @@ class _OpenItem:
 
     def __init__(self, kind: str, index: int, fields: dict[str, Any]) -> None:
         """`index` is the item's place in the output; `fields` are those that a call has from the beginning."""
-        self.text_name, self.done, own, part = copy.deepcopy(_KINDS[kind])
-        self.part: Any = part
-        self.item: Any = {"type": kind, "id": new_id(kind), "status": "in_progress", **fields, **own}
+        self.item: Any = {"type": kind, "id": new_id(kind), "status": "in_progress", **fields}
+        self.item |= copy.deepcopy(_EMPTY[kind])
+        self.part: Any = self.item["content"][0] if "content" in self.item else None
+        """The only part of a text; a call has none."""
         self.place = {"output_index": index}
         self.within = {**self.place, "item_id": self.item["id"], **({"content_index": 0} if self.part else {})}
         """Fields of all events within the item."""
@@ -202,43 +194,39 @@ class _OpenItem:
         """Of the text."""
 
     def fill(self) -> dict[str, Any]:
-        """Write the text so far where it belongs; the fields of the last event of the text."""
-        holder = self.item if self.part is None else self.part
-        holder[self.done[0]] = "".join(self.pieces)
-        return {name: holder[name] for name in self.done}
+        """Write the text so far where it belongs; fields of the last event of the text."""
+        text = "".join(self.pieces)
+        if self.part is None:
+            self.item["arguments"] = text
+            return {"name": self.item["name"], "arguments": text}
+        self.part["text"] = text
+        return {name: self.part[name] for name in ("text", "logprobs") if name in self.part}
 
 
+@dataclass
 class ResponseWriter:
     """Writes a response and its events. One item is open at a time."""
 
-    def __init__(
-        self,
-        generation: Generation,
-        answers: Answers,
-        response: ResponseObject,
-        namespaces: dict[str, tuple[str, str]],
-        *,
-        with_events: bool,
-    ) -> None:
-        """`namespaces` has the namespace and the name of functions by the names that the model has for them."""
-        self.generation = generation
-        self.response = response
-        self.events: list[bytes] = []
-        """Those that nobody has taken out. `with_events` decides whether there are any."""
-        self._num_events = 0
-        self._with_events = with_events
-        self._answers = answers
-        self._tokenizer = generation.serving.engine.tokenizer
-        self._spell = spelling(self._tokenizer, None)
-        self._namespaces = namespaces
-        self._open: _OpenItem | None = None
-        self._num_decided = 0
-        """Tokens whose text means something. That of the others may be half a marker."""
-        self._undecided: list[TokenLogprob] = []
-        """Log-probabilities of these others."""
-        self._num_reasoning = 0
+    generation: Generation
+    answers: Answers
+    response: Any
+    """A `ResponseObject`, which grows."""
+    namespaces: dict[str, tuple[str, str]]
+    """Namespace and name of functions, by the names that the model has for them."""
+    with_events: bool
+    events: list[bytes] = field(default_factory=list)
+    """Those that nobody has taken out."""
+    _num_events: int = 0
+    _open: _OpenItem | None = None
+    _num_decided: int = 0
+    """Tokens whose text means something. That of the others may be half a marker."""
+    _undecided: list[TokenLogprob] = field(default_factory=list)
+    """Log-probabilities of these others."""
+    _num_reasoning: int = 0
+
+    def __post_init__(self) -> None:
         self._add_response_event("created")
-        self._add_response_event(response["status"])
+        self._add_response_event(self.response["status"])
 
     def encoded(self) -> bytes:
         """JSON of the response as it is now."""
@@ -248,38 +236,33 @@ class ResponseWriter:
 
     def push(self, batch: OutputBatch) -> None:
         """Add what the engine gives."""
+        tokenizer = self.generation.serving.engine.tokenizer
         for _, output in batch:
             self._start()
             self.generation.latest[0] = output
             if output.logprobs:
-                self._undecided += chat_logprobs(self._spell, self._tokenizer, output.logprobs)["content"]
-            if delta := self._answers.delta(0, output):
+                self._undecided += chat_logprobs(spelling(tokenizer, None), tokenizer, output.logprobs)["content"]
+            if delta := self.answers.delta(0, output):
                 self._add(delta)
             if output.finish_reason is not None:
                 self._finish(_INCOMPLETE.get(output.finish_reason))
 
     def fail(self, error: Exception) -> None:
         """End it with the error. Without effect on a response that is over."""
-        if self._is_over:
+        if self.response["usage"]:
             return
         self._start()
         described = error_object(error)
-        message = described["message"]
-        code: Any = "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
-        self.response["error"] = {"code": code, "message": message}
-        self._end("failed")
-        self._add_event("error", code=described["code"] or code, message=message, param=described["param"])
+        code = "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
+        self._end("failed", error={"code": code, "message": described["message"]})
+        self._add_event("error", code=described["code"] or code, message=described["message"], param=described["param"])
         self._add_response_event("failed")
 
     def cancel(self) -> None:
         """End what is not over where it is. No event says so: whoever asked knows, or has gone."""
-        if not self._is_over:
-            self._with_events = False
+        if not self.response["usage"]:
+            self.with_events = False
             self._end("cancelled")
-
-    @property
-    def _is_over(self) -> bool:
-        return self.response["usage"] is not None
 
     def _start(self) -> None:
         if self.response["status"] == "queued":
@@ -287,7 +270,7 @@ class ResponseWriter:
             self._add_response_event("in_progress")
 
     def _add_event(self, kind: str, **fields: Any) -> None:
-        if self._with_events:
+        if self.with_events:
             event = {"type": kind, "sequence_number": self._num_events, **fields}
             self.events.append(named_event(kind, msgspec.json.encode(event)))
             self._num_events += 1
@@ -312,7 +295,7 @@ class ResponseWriter:
             opened.part["logprobs"] += new
             self._add_text("message", delta.content, logprobs=new)
         for call in calls:
-            namespace, name = self._namespaces.get(call.name or "", (None, call.name))
+            namespace, name = self.namespaces.get(call.name or "", (None, call.name))
             space = {"namespace": namespace} if namespace else {}
             self._item("function_call", call_id=call.id, name=name, **space)
             self._add_text("function_call", call.arguments)
@@ -325,7 +308,7 @@ class ResponseWriter:
         if text:
             opened = self._item(kind)
             opened.pieces.append(text)
-            self._add_event(f"response.{opened.text_name}.delta", **opened.within, delta=text, **fields)
+            self._add_event(f"response.{_TEXTS[kind]}.delta", **opened.within, delta=text, **fields)
 
     def _item(self, kind: str, **fields: Any) -> _OpenItem:
         """The open item where it is of this kind, else a new one; each call is a new one, with its `fields`."""
@@ -333,11 +316,12 @@ class ResponseWriter:
             return self._open
         self._close("completed")
         opened = self._open = _OpenItem(kind, len(self.response["output"]), fields)
-        self._add_event("response.output_item.added", **opened.place, item=opened.item)
-        if opened.part:
-            self._add_event("response.content_part.added", **opened.within, part=opened.part)
-            opened.item["content"].append(opened.part)
         self.response["output"].append(opened.item)
+        if opened.part is None:
+            self._add_event("response.output_item.added", **opened.place, item=opened.item)
+        else:
+            self._add_event("response.output_item.added", **opened.place, item={**opened.item, "content": []})
+            self._add_event("response.content_part.added", **opened.within, part=opened.part)
         return opened
 
     def _close(self, status: Status) -> None:
@@ -345,8 +329,8 @@ class ResponseWriter:
             return
         self._open = None
         opened.item["status"] = status
-        self._add_event(f"response.{opened.text_name}.done", **opened.within, **opened.fill())
-        if opened.part:
+        self._add_event(f"response.{_TEXTS[opened.item['type']]}.done", **opened.within, **opened.fill())
+        if opened.part is not None:
             self._add_event("response.content_part.done", **opened.within, part=opened.part)
         self._add_event("response.output_item.done", **opened.place, item=opened.item)
 
@@ -357,24 +341,23 @@ class ResponseWriter:
         elif self._open.item["type"] == "reasoning":
             self._count_reasoning()
         if incomplete:
-            self.response["incomplete_details"] = {"reason": incomplete}
+            self._end("incomplete", incomplete_details={"reason": incomplete})
         else:
-            self.response["completed_at"] = int(time.time())
-        self._end("incomplete" if incomplete else "completed")
+            self._end("completed", completed_at=int(time.time()))
         self._add_response_event(self.response["status"])
 
-    def _end(self, status: Literal["completed", "incomplete", "failed", "cancelled"]) -> None:
+    def _end(self, status: str, **fields: Any) -> None:
         self._close("completed" if status == "completed" else "incomplete")
-        self.response["status"] = status
         generation = self.generation
         num_input, num_output = generation.num_prompt_tokens, generation.num_output_tokens
-        self.response["usage"] = {
+        usage: ResponseUsage = {
             "input_tokens": num_input,
             "input_tokens_details": {"cached_tokens": generation.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": num_output,
             "output_tokens_details": {"reasoning_tokens": self._num_reasoning},
             "total_tokens": num_input + num_output,
         }
+        self.response.update(status=status, usage=usage, **fields)
 
 
 def _last_of(logprobs: list[TokenLogprob], text: str) -> list[TokenLogprob]:

@@ -29,7 +29,6 @@ def _any_of(schema: dict[str, Any]) -> None:
     schema["anyOf"] = schema.pop("oneOf")
 
 
-@STRICT
 class TextPart(TypedDict):
     """Of messages and results of calls: `input_text` of users and tools, `output_text` of the model."""
 
@@ -40,7 +39,6 @@ class TextPart(TypedDict):
     """As in /v1/chat/completions: an object for each token."""
 
 
-@STRICT
 class ReasoningPart(TypedDict):
     type: NotRequired[Literal["reasoning_text", "summary_text"]]
     text: str
@@ -52,7 +50,6 @@ class _Item(TypedDict):
     status: NotRequired[Status | None]
 
 
-@STRICT
 class MessageItem(_Item):
     type: NotRequired[Literal["message"] | None]
     role: Role
@@ -60,7 +57,6 @@ class MessageItem(_Item):
     """A string only in what clients send."""
 
 
-@STRICT
 class ReasoningItem(_Item):
     type: Literal["reasoning"]
     summary: NotRequired[list[ReasoningPart]]
@@ -69,7 +65,6 @@ class ReasoningItem(_Item):
     """Another server's; nothing here can read it."""
 
 
-@STRICT
 class FunctionCallItem(_Item):
     """A call of a function, or of a custom tool, whose input is any text."""
 
@@ -85,7 +80,6 @@ class FunctionCallItem(_Item):
     """A custom tool has this instead of arguments."""
 
 
-@STRICT
 class ClientToolCall(TypedDict):
     """A call of one of OpenAI's tools that clients run, such as `local_shell_call`: its other keys are arguments."""
 
@@ -94,7 +88,6 @@ class ClientToolCall(TypedDict):
     call_id: str
 
 
-@STRICT
 class CallOutput(TypedDict):
     """What a call of whatever kind gave, such as `function_call_output`."""
 
@@ -106,7 +99,6 @@ class CallOutput(TypedDict):
     """A text, or parts. Parts that are no text leave a word in their place."""
 
 
-@STRICT
 class ItemReference(TypedDict):
     """Stands for an item of a stored response."""
 
@@ -121,7 +113,6 @@ ServerItemType = Literal[
 ]  # fmt: skip
 
 
-@STRICT
 class ServerItem(TypedDict):
     """What OpenAI's servers ran, or only they can read: passed over, and named in the answer's header."""
 
@@ -159,7 +150,6 @@ OutputItem = MessageItem | ReasoningItem | FunctionCallItem
 Item = OutputItem | CallOutput
 
 
-@STRICT
 class FunctionTool(TypedDict):
     type: NotRequired[Literal["function"] | None]
     name: str
@@ -169,7 +159,6 @@ class FunctionTool(TypedDict):
     strict: NotRequired[bool | None]
 
 
-@STRICT
 class OtherTool(TypedDict):
     """Of OpenAI's own servers: passed over, and named in the answer's header."""
 
@@ -187,7 +176,6 @@ _Function = Annotated[FunctionTool, Tag("function")]
 _Other = Annotated[OtherTool, Tag("other")]
 
 
-@STRICT
 class NamespaceTool(TypedDict):
     """A group of functions. Calls of them name it beside the function."""
 
