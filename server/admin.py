@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from server import version
 from server.errors import ErrorResponse
+from server.metrics.prometheus import OPENMETRICS, TEXT
 from server.page import INDEX, PageFiles
 from server.serving import Model, Serving, ServingOf
 
@@ -139,6 +140,13 @@ def health_of(serving: Serving) -> Health:
         step_age=round(engine.step_age, 3),
         num_steps=engine.num_steps,
     )
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {TEXT: {}, OPENMETRICS: {}}}})
+async def metrics(request: Request, serving: ServingOf) -> Response:
+    """Metrics for Prometheus."""
+    content, media_type = serving.metrics.document(request.headers.get("accept", ""))
+    return Response(content, headers={"content-type": media_type, "cache-control": "no-store"})
 
 
 @router.get("/v1/models")

@@ -21,7 +21,7 @@ from server.bodies import invalid_parameter
 from server.documented import definitions
 from server.errors import ErrorResponse, OllamaError, error_response
 from server.llama_cpp import routes as llama_cpp
-from server.metrics import routes as metrics
+from server.metrics import live, timeline
 from server.metrics.records import CURRENT_REQUEST
 from server.middleware import OPEN, Admission, Paths, RequestMiddleware
 from server.ollama import catalog as ollama_catalog
@@ -34,7 +34,7 @@ from server.serving import Serving
 
 PROTOCOLS = (
     *(chat, completions, responses, embeddings, anthropic, llama_cpp),
-    *(ollama, ollama_catalog, token_generation, tokenization, metrics, admin),
+    *(ollama, ollama_catalog, token_generation, tokenization, live, timeline, admin),
 )
 
 
@@ -45,6 +45,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
         title="Octavo", version=version(), redoc_url=None, swagger_ui_oauth2_redirect_url=None, redirect_slashes=False
     )
     app.state.serving = serving
+    app.state.live = live.LiveView(serving)
     app.state.responses = ResponseStore(config)
     app.openapi = functools.cache(functools.partial(_openapi, app.openapi, config))  # type: ignore[method-assign]
 

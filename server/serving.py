@@ -18,7 +18,6 @@ from configs.errors import EngineDead, InvalidRequest, ModelNotFound, ShuttingDo
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
 from server import version
-from server.metrics.live import LiveView
 from server.metrics.prometheus import EngineMetrics
 from server.metrics.records import current_owner
 from server.metrics.tracker import RequestTracker
@@ -64,7 +63,6 @@ class Serving:
         self.preparation = Preparation(config.max_body_bytes)
         self.metrics = EngineMetrics(engine, config, model_name, lambda: self.num_running)
         self.requests = engine.observer = RequestTracker(self.metrics, config, model_name)
-        self.live = LiveView(engine, self.requests, self.metrics)
 
     def check_alive(self) -> None:
         """Raise `ShuttingDown` or `EngineDead` where nothing that comes now will be answered."""

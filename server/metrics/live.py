@@ -5,18 +5,26 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
+from fastapi import APIRouter
+from pydantic import ConfigDict, with_config
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from configs.errors import RequestError
-from engine.async_engine import AsyncEngine
-from engine.messages import RequestSnapshot, Snapshot
+from engine.messages import Snapshot
 from engine.supervisor import Status
-from server.metrics.prometheus import EngineMetrics
-from server.metrics.timeline import Answer
-from server.metrics.tracker import RequestTracker
+from server.documented import EVENTS, streamed
+from server.errors import ErrorResponse, openai_error
+from server.metrics.records import current_owner
+from server.middleware import METHOD
+from server.serving import Serving, ServingOf
+from server.sse import EventStream, event
+
+router = APIRouter()
 
 INTERVAL = 0.2
 """Seconds from one event of a viewer to its next."""
@@ -30,8 +38,7 @@ _SECRET = os.urandom(32)
 _RUN = re.compile(rb"(.)\1*", re.DOTALL)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveRequest(Answer):
+class LiveRequest(TypedDict):
     id: str
     is_running: bool
     age: float
@@ -50,8 +57,7 @@ class LiveRequest(Answer):
     places that a sliding window has left."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LiveEngine(Answer):
+class LiveEngine(TypedDict):
     """Counts of steps, tokens and preemptions are since the start of the engine."""
 
     running: int
@@ -81,8 +87,8 @@ class LiveEngine(Answer):
     hold the block, 254 at most; 255 is a free block with content that can be found again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Live(Answer):
+@with_config(ConfigDict(use_attribute_docstrings=True))
+class Live(TypedDict):
     """Counts of tokens are since the start of the server."""
 
     time: float
@@ -102,14 +108,13 @@ class Live(Answer):
 class LiveView:
     """How the engine is, asked once for all who want to know at about the same time."""
 
-    def __init__(self, engine: AsyncEngine, tracker: RequestTracker, metrics: EngineMetrics) -> None:
-        self._engine, self._tracker, self._metrics = engine, tracker, metrics
+    def __init__(self, serving: Serving) -> None:
+        self._serving, self._engine = serving, serving.engine
         self._asked: asyncio.Task[Snapshot] | None = None
         """At most one is on its way, however long it takes."""
         self._answered = self._kept_until = 0.0
-        self._snapshot: Snapshot | None = None
         self._seen: dict[str, LiveEngine] = {}
-        """That snapshot as each owner may see it."""
+        """The newest snapshot as each owner may see it."""
 
     async def snapshot(self, max_age: float = 0.0) -> Snapshot:
         """At most `max_age` seconds old, unless a new one would cost the engine too much time.
@@ -128,104 +133,89 @@ class LiveView:
     async def _ask(self) -> Snapshot:
         begun, self._answered, self._kept_until = time.monotonic(), 0.0, 0.0
         snapshot = await self._engine.snapshot()
-        self._answered = time.monotonic()
+        self._answered, self._seen = time.monotonic(), {}
         cost = (len(snapshot.blocks) + BLOCKS_PER_REQUEST * len(snapshot.requests)) / BLOCKS_PER_SECOND
         is_late = self._answered - begun >= PATIENCE  # who asked has given up, and asks again
         self._kept_until = self._answered + (max(cost, 1.0) if is_late else cost)
         return snapshot
-
-    def seconds_to_next(self) -> float:
-        """Until a viewer's next event."""
-        return max(INTERVAL, self._kept_until - time.monotonic())
 
     async def seen_by(self, owner: str) -> bytes:
         """JSON of a `Live`. Other owners' requests have names that tell nothing of theirs, the same ones each time.
 
         Without keys the owner is empty, and sees everything.
         """
-        health = self._engine.health()
-        engine, reason = await self._engine_seen_by(owner) if health.status == "ok" else (None, health.reason)
-        live = Live(
-            time=round(time.monotonic(), 3),
-            status=health.status,
-            reason=reason,
-            output_tokens=self._metrics.num_generation_tokens,
-            first_tokens=self._metrics.first_token.count,
-            first_token_seconds=round(self._metrics.first_token.sum, 4),
-            engine=engine,
-        )
+        health, metrics = self._engine.health(), self._serving.metrics
+        reason, engine = health.reason, None
+        if health.status == "ok":
+            try:
+                snapshot = await self.snapshot(0.9 * INTERVAL)  # less, so that no viewer gets one twice
+                engine = self._seen.get(owner) or self._engine_seen_by(owner, snapshot)
+            except TimeoutError:
+                reason = "the engine is at a long step"
+            except RequestError as error:
+                reason = error.message
+        live: Live = {
+            "time": round(time.monotonic(), 3),
+            "status": health.status,
+            "reason": reason,
+            "output_tokens": metrics.num_generation_tokens,
+            "first_tokens": metrics.first_token.count,
+            "first_token_seconds": round(metrics.first_token.sum, 4),
+            "engine": engine,
+        }
         return msgspec.json.encode(live)
 
-    async def _engine_seen_by(self, owner: str) -> tuple[LiveEngine | None, str]:
-        """Or None and why the engine cannot tell."""
-        try:
-            snapshot = await self.snapshot(0.9 * INTERVAL)  # less, so that no viewer gets one twice
-        except TimeoutError:
-            return None, "the engine is at a long step"
-        except RequestError as error:
-            return None, error.message
-        if snapshot is not self._snapshot:
-            self._snapshot, self._seen = snapshot, {}
-        if owner not in self._seen:
-            engine = live_engine(snapshot, self._engine.info.block_size, time.monotonic())
-            if owner:
-                engine = replace(engine, requests=[self._masked(request, owner) for request in engine.requests])
-            self._seen[owner] = engine
-        return self._seen[owner], ""
+    def _engine_seen_by(self, owner: str, snapshot: Snapshot) -> LiveEngine:
+        self._seen[owner] = engine = live_engine(snapshot, self._engine.info.block_size, time.monotonic())
+        for request in engine["requests"] if owner else ():
+            if self._serving.requests.owner_of(request["id"]) != owner:
+                digest = hashlib.blake2b(request["id"].encode(), key=_SECRET, digest_size=16)
+                request["id"] = f"other-{digest.hexdigest()}"
+        return engine
 
-    def _masked(self, request: LiveRequest, owner: str) -> LiveRequest:
-        if self._tracker.owner_of(request.id) == owner:
-            return request
-        digest = hashlib.blake2b(request.id.encode(), key=_SECRET, digest_size=16)
-        return replace(request, id=f"other-{digest.hexdigest()}")
+    async def events(self, owner: str) -> AsyncGenerator[bytes, None]:
+        """What the owner may see, as JSON, until the server ends."""
+        while self._serving.drained_by is None and not self._engine.is_dead:
+            yield await self.seen_by(owner)
+            await asyncio.sleep(max(INTERVAL, self._kept_until - time.monotonic()))
 
 
 def live_engine(snapshot: Snapshot, block_size: int, now: float) -> LiveEngine:
     """`now` is of the monotonic clock."""
     stats, counters = snapshot.stats, snapshot.stats.counters
-    return LiveEngine(
-        running=stats.num_running,
-        waiting=stats.num_waiting,
-        wait_cause=stats.wait_cause,
-        used_blocks=stats.num_used_blocks,
-        num_blocks=len(snapshot.blocks),
-        block_size=block_size,
-        step_seconds=round(stats.step_seconds, 6),
-        step_tokens=stats.step_tokens,
-        steps=counters.num_steps,
-        computed_tokens=counters.num_step_tokens,
-        recomputed_tokens=counters.num_recomputed_tokens,
-        preemptions=counters.num_preemptions,
-        prefix_queries=counters.num_prefix_queries,
-        prefix_hits=counters.num_prefix_hits,
-        requests=[_live_request(request, now) for request in snapshot.requests],
-        blocks=equal_runs(snapshot.blocks),
-    )
-
-
-def _live_request(request: RequestSnapshot, now: float) -> LiveRequest:
-    timeline = request.timeline
-    first = timeline.first_token
-    return LiveRequest(
-        id=request.request_id,
-        is_running=request.is_running,
-        age=round(now - timeline.queued, 3),
-        ttft=None if first is None else round(first - timeline.queued, 4),
-        prompt_tokens=request.num_prompt_tokens,
-        tokens=request.num_tokens,
-        computed_tokens=request.num_computed_tokens,
-        preemptions=timeline.num_preemptions,
-        recomputed_tokens=timeline.num_recomputed_tokens,
-        blocks=block_runs(request.block_ids),
-    )
-
-
-def equal_runs(states: bytes) -> list[int]:
-    """Length and value of each run of equal bytes."""
-    runs: list[int] = []
-    for match in _RUN.finditer(states):
-        runs += (match.end() - match.start(), match[1][0])
-    return runs
+    requests: list[LiveRequest] = [
+        {
+            "id": one.request_id,
+            "is_running": one.is_running,
+            "age": round(now - one.timeline.queued, 3),
+            "ttft": (first := one.timeline.first_token) and round(first - one.timeline.queued, 4),
+            "prompt_tokens": one.num_prompt_tokens,
+            "tokens": one.num_tokens,
+            "computed_tokens": one.num_computed_tokens,
+            "preemptions": one.timeline.num_preemptions,
+            "recomputed_tokens": one.timeline.num_recomputed_tokens,
+            "blocks": block_runs(one.block_ids),
+        }
+        for one in snapshot.requests
+    ]
+    return {
+        "running": stats.num_running,
+        "waiting": stats.num_waiting,
+        "wait_cause": stats.wait_cause,
+        "used_blocks": stats.num_used_blocks,
+        "num_blocks": len(snapshot.blocks),
+        "block_size": block_size,
+        "step_seconds": round(stats.step_seconds, 6),
+        "step_tokens": stats.step_tokens,
+        "steps": counters.num_steps,
+        "computed_tokens": counters.num_step_tokens,
+        "recomputed_tokens": counters.num_recomputed_tokens,
+        "preemptions": counters.num_preemptions,
+        "prefix_queries": counters.num_prefix_queries,
+        "prefix_hits": counters.num_prefix_hits,
+        "requests": requests,
+        "blocks": [number for run in _RUN.finditer(snapshot.blocks) for number in (run.end() - run.start(), run[1][0])],
+    }
 
 
 def block_runs(block_ids: Sequence[int]) -> list[int]:
@@ -239,3 +229,26 @@ def block_runs(block_ids: Sequence[int]) -> list[int]:
             runs += (block_id, 1)
         expected = block_id + 1 if block_id else 0
     return runs
+
+
+class LiveWriter:
+    def events(self, live: bytes) -> bytes:
+        return event(live)
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, error: Exception) -> bytes:
+        return event(openai_error(error))
+
+
+@router.get("/v1/engine/live", response_model=Live, responses=streamed(Live) | {503: {"model": ErrorResponse}})
+async def engine_live(request: Request, serving: ServingOf) -> Response:
+    """What the engine does now; as it changes, for those who accept events."""
+    serving.check_alive()
+    view: LiveView = request.app.state.live
+    if EVENTS not in request.headers.get("accept", ""):
+        return Response(await view.seen_by(current_owner()), media_type="application/json")
+    if request.scope[METHOD] == "HEAD":
+        return Response(media_type=EVENTS)
+    return EventStream(view.events(current_owner()), LiveWriter())

@@ -178,7 +178,7 @@ class EngineMetrics(Collector):
                 "vllm:request_prompt_tokens": choice.num_prompt_tokens,
                 "vllm:request_prefill_kv_computed_tokens": choice.num_prompt_tokens - choice.num_cached_tokens,
                 "vllm:request_generation_tokens": choice.num_output_tokens,
-                "vllm:request_num_preemptions": choice.timeline.num_preemptions if choice.timeline else 0,
+                "vllm:request_num_preemptions": choice.timeline.num_preemptions,
             }
             if choice.max_tokens:
                 values["vllm:request_params_max_tokens"] = choice.max_tokens

@@ -5,7 +5,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from engine.messages import AddRequest
 from scheduler.timeline import Timeline
 
 FAILED = ("abort", "error")
@@ -32,12 +31,13 @@ class ChoiceRecord:
     owner: str
     received: float
     """These two are those of the `RequestRecord`."""
-    began: float
     num_prompt_tokens: int
     max_tokens: int | None
     temperature: float
     top_p: float
     is_structured: bool
+    timeline: Timeline
+    """As the engine sent it last; before that it says only when the choice was queued."""
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
     """0 until it has ended."""
@@ -46,46 +46,15 @@ class ChoiceRecord:
     """The tracker keeps it up to date only where it has to: it is right when the choice has ended."""
     ended: float | None = None
     finish_reason: str | None = None
-    timeline: Timeline | None = None
-    """As the engine sent it last."""
-
-    @classmethod
-    def begin(cls, request: AddRequest, record: "RequestRecord | None", now: float) -> "ChoiceRecord":
-        params = request.sampling_params
-        return cls(
-            request_id=request.request_id,
-            owner=record.owner if record else "",
-            received=record.received if record else now,
-            began=now,
-            num_prompt_tokens=len(request.prompt_token_ids),
-            max_tokens=params.max_tokens,
-            temperature=params.temperature,
-            top_p=params.top_p,
-            is_structured=params.structured is not None,
-        )
-
-    @property
-    def queued(self) -> float:
-        return self.began if self.timeline is None else self.timeline.queued
 
     @property
     def admitted(self) -> float | None:
         """None while it waits. Where a token came without a timeline, it never waited."""
-        if self.timeline is not None:
-            return self.timeline.admitted
-        return None if self.first_token is None else self.began
-
-    def phases(self, now: float) -> Phases:
-        """Up to `now` where it has not ended."""
-        end = now if self.ended is None else self.last_token or self.ended
-        admitted = self.admitted or end
-        first = self.first_token or end
-        return Phases(self.queued - self.received, admitted - self.queued, first - admitted, end - first)
+        return self.timeline.admitted or (None if self.first_token is None else self.timeline.queued)
 
     @property
-    def is_counted(self) -> bool:
-        """Whether its tokens count, now that it has ended: not where it failed before its prompt was computed."""
-        return self.first_token is not None or self.finish_reason not in FAILED
+    def time_to_first_token(self) -> float | None:
+        return None if self.first_token is None else self.first_token - self.received
 
     @property
     def time_per_output_token(self) -> float:
@@ -93,6 +62,18 @@ class ChoiceRecord:
         if self.first_token is None or self.last_token is None or self.num_output_tokens < 2:
             return 0.0
         return (self.last_token - self.first_token) / (self.num_output_tokens - 1)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether its tokens count, now that it has ended: not where it failed before its prompt was computed."""
+        return self.first_token is not None or self.finish_reason not in FAILED
+
+    def phases(self, now: float) -> Phases:
+        """Up to `now` where it has not ended."""
+        queued, end = self.timeline.queued, now if self.ended is None else self.last_token or self.ended
+        admitted = self.admitted or end
+        first = self.first_token or end
+        return Phases(queued - self.received, admitted - queued, first - admitted, end - first)
 
 
 @dataclass(slots=True, eq=False)
@@ -163,6 +144,7 @@ class RequestRecord:
         }
         if (slowest := self.slowest()) is not None:
             prompt, cached, output = self.token_counts()
+            ttft = slowest.time_to_first_token
             fields |= {
                 "choices": self.num_choices,
                 "finish_reason": slowest.finish_reason,
@@ -170,9 +152,9 @@ class RequestRecord:
                 "cached_tokens": cached,
                 "output_tokens": output,
                 "queue": round(slowest.phases(self.ended).queue, 4),
-                "ttft": None if slowest.first_token is None else round(slowest.first_token - self.received, 4),
+                "ttft": None if ttft is None else round(ttft, 4),
                 "itl": round(slowest.time_per_output_token, 5) or None,
-                "preemptions": sum(choice.timeline.num_preemptions for choice in self.choices if choice.timeline),
+                "preemptions": sum(choice.timeline.num_preemptions for choice in self.choices),
             }
         return {name: value for name, value in fields.items() if value is not None}
 
@@ -181,10 +163,9 @@ class RequestRecord:
         slowest = self.slowest()
         if slowest is None:
             return b""
-        entries = {**slowest.phases(now)._asdict(), "total": now - self.received}
-        if slowest.first_token is not None:
-            entries["ttft"] = slowest.first_token - self.received
-        return ", ".join(f"{name};dur={seconds * 1e3:.1f}" for name, seconds in entries.items()).encode()
+        entries = {**slowest.phases(now)._asdict(), "total": now - self.received, "ttft": slowest.time_to_first_token}
+        known = (f"{name};dur={seconds * 1e3:.1f}" for name, seconds in entries.items() if seconds is not None)
+        return ", ".join(known).encode()
 
 
 CURRENT_REQUEST: ContextVar[RequestRecord] = ContextVar("request_record")
@@ -199,18 +180,16 @@ def current_request_id() -> str:
 
 def current_owner() -> str:
     """The owner of the current request: what it makes and finds belongs to this owner."""
-    record = CURRENT_REQUEST.get(None)
-    return record.owner if record else ""
+    return CURRENT_REQUEST.get().owner
 
 
-def note_response(response_id: str, n: int | None = None) -> None:
+def note_response(response_id: str, n: int = 1) -> None:
     """The current request is answered under this id, with `n` choices per prompt."""
-    if record := CURRENT_REQUEST.get(None):
-        record.response_id, record.n = response_id, n or record.n
+    record = CURRENT_REQUEST.get()
+    record.response_id, record.n = response_id, n
 
 
 def current_phases() -> Phases:
     """Of the slowest choice of the current request, up to now where it runs."""
-    record = CURRENT_REQUEST.get(None)
-    choice = record and record.slowest()
+    choice = CURRENT_REQUEST.get().slowest()
     return choice.phases(time.monotonic()) if choice else Phases(0, 0, 0, 0)

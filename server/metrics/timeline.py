@@ -1,17 +1,26 @@
 """GET /v1/requests/{id}: what happened to a request, and where its time went."""
 
+import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict
+import msgspec
+from fastapi import APIRouter
+from pydantic import ConfigDict, with_config
+from starlette.requests import Request
+from starlette.responses import Response
+from typing_extensions import TypedDict
 
+from configs.errors import RequestError, Unavailable, shown
 from engine.messages import RequestSnapshot
-from scheduler.timeline import Timeline
-from server.metrics.records import ChoiceRecord, RequestRecord
+from server.errors import ErrorResponse
+from server.metrics.records import ChoiceRecord, RequestRecord, current_owner
 from server.metrics.tracker import WaitCause
+from server.serving import ServingOf
+
+router = APIRouter()
 
 _CAUSES = {
     "blocks": "the KV cache had no room for it (--kv-cache-tokens)",
@@ -24,15 +33,7 @@ _SHORT, _SMALL = 0.01, 0.05
 _ALWAYS = float("inf")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What is sent as JSON; the OpenAPI document has the docstrings of its fields."""
-
-    __pydantic_config__ = ConfigDict(use_attribute_docstrings=True)
-
-
-@dataclass(frozen=True)
-class PromptChunk(Answer):
+class PromptChunk(TypedDict):
     """A step that computed several tokens of a choice."""
 
     at: float
@@ -42,8 +43,7 @@ class PromptChunk(Answer):
     num_step_requests: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChoiceTimeline(Answer):
+class ChoiceTimeline(TypedDict):
     """One continuation of one prompt. Times are seconds since the request's arrival, null while the thing has not
     happened."""
 
@@ -75,8 +75,8 @@ class ChoiceTimeline(Answer):
     """Seconds between two tokens, on average."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RequestTimeline(Answer):
+@with_config(ConfigDict(use_attribute_docstrings=True))
+class RequestTimeline(TypedDict):
     id: str
     """The X-Request-Id."""
     response_id: str | None
@@ -98,79 +98,99 @@ class RequestTimeline(Answer):
     """Where the time went, in words."""
 
 
+class RequestNotFound(RequestError):
+    status = 404
+    type = "invalid_request_error"
+
+
+@router.get("/v1/requests/{request_id:path}", response_model=RequestTimeline, responses={404: {"model": ErrorResponse}})
+async def request_timeline(request_id: str, request: Request, serving: ServingOf) -> Response:
+    """What happened to a request, and why it took its time."""
+    record = serving.requests.find(request_id, current_owner())
+    if record is None:
+        raise RequestNotFound(f"no request {shown(request_id)} runs or is among the latest (--max-kept-timelines)")
+    snapshots: dict[str, RequestSnapshot] = {}
+    if record.ended is None:
+        with contextlib.suppress(Unavailable, TimeoutError):  # what the engine said before is better than nothing
+            snapshots = {one.request_id: one for one in (await request.app.state.live.snapshot()).requests}
+    timeline = timeline_of(record, serving.model.id, snapshots, serving.requests.wait_causes)
+    return Response(msgspec.json.encode(timeline), media_type="application/json")
+
+
 def timeline_of(
     record: RequestRecord, model: str, snapshots: Mapping[str, RequestSnapshot], causes: Iterable[WaitCause]
 ) -> RequestTimeline:
     """`snapshots` are of choices that run, by their ids, and may lack any."""
     now = time.monotonic()
-    for choice in record.choices:
-        if choice.ended is None and choice.request_id in snapshots:
-            choice.timeline = snapshots[choice.request_id].timeline
-    return RequestTimeline(
-        id=record.request_id,
-        response_id=record.response_id,
-        method=record.method,
-        route=record.route,
-        model=model,
-        status="running" if record.ended is None else "ended",
-        http_status=record.status or None,
-        error=record.error,
-        received_at=round(record.received_at, 3),
-        seconds=round((record.ended or now) - record.received, 6),
-        num_choices=record.num_choices,
-        choices=[_choice(choice, snapshots.get(choice.request_id)) for choice in record.choices],
-        why=reasons(record, list(causes), now),
-    )
+    choices = [_choice(choice, snapshots.get(choice.request_id)) for choice in record.choices]
+    return {
+        "id": record.request_id,
+        "response_id": record.response_id,
+        "method": record.method,
+        "route": record.route,
+        "model": model,
+        "status": "running" if record.ended is None else "ended",
+        "http_status": record.status or None,
+        "error": record.error,
+        "received_at": round(record.received_at, 3),
+        "seconds": round((record.ended or now) - record.received, 6),
+        "num_choices": record.num_choices,
+        "choices": choices,
+        "why": reasons(record, causes, now),
+    }
 
 
 def _choice(choice: ChoiceRecord, snapshot: RequestSnapshot | None) -> ChoiceTimeline:
-    timeline = choice.timeline or Timeline(queued=choice.began)
     status: Literal["waiting", "running", "ended"] = "waiting" if choice.admitted is None else "running"
     num_output, num_blocks = choice.num_output_tokens, None
     if choice.ended is not None:
         status, num_blocks = "ended", 0
     elif snapshot is not None:
+        choice.timeline = snapshot.timeline
         status = "running" if snapshot.is_running else "waiting"
         num_output = snapshot.num_tokens - snapshot.num_prompt_tokens
         num_blocks = sum(map(bool, snapshot.block_ids))
+    timeline = choice.timeline
 
-    def since(moment: float) -> float:
-        return round(moment - choice.received, 6)
+    def since(moment: float | None) -> Any:
+        return None if moment is None else round(moment - choice.received, 6)
 
-    def at(moment: float | None) -> float | None:
-        return None if moment is None else since(moment)
-
-    return ChoiceTimeline(
-        id=choice.request_id,
-        status=status,
-        finish_reason=choice.finish_reason,
-        num_prompt_tokens=choice.num_prompt_tokens,
-        num_cached_tokens=choice.num_cached_tokens,
-        num_output_tokens=num_output,
-        num_blocks=num_blocks,
-        queued=since(timeline.queued),
-        admitted=at(timeline.admitted),
-        first_token=at(choice.first_token),
-        ended=at(choice.ended),
-        chunks=[
-            PromptChunk(since(one.time), one.num_tokens, one.num_step_tokens, one.num_step_requests)
+    return {
+        "id": choice.request_id,
+        "status": status,
+        "finish_reason": choice.finish_reason,
+        "num_prompt_tokens": choice.num_prompt_tokens,
+        "num_cached_tokens": choice.num_cached_tokens,
+        "num_output_tokens": num_output,
+        "num_blocks": num_blocks,
+        "queued": since(timeline.queued),
+        "admitted": since(timeline.admitted),
+        "first_token": since(choice.first_token),
+        "ended": since(choice.ended),
+        "chunks": [
+            {
+                "at": since(one.time),
+                "num_tokens": one.num_tokens,
+                "num_step_tokens": one.num_step_tokens,
+                "num_step_requests": one.num_step_requests,
+            }
             for one in timeline.chunks
         ],
-        num_chunks=timeline.num_chunks,
-        num_preemptions=timeline.num_preemptions,
-        num_recomputed_tokens=timeline.num_recomputed_tokens,
-        num_decode_steps=timeline.num_decode_steps,
-        mean_step_requests=round(timeline.mean_step_requests, 2),
-        time_per_output_token=round(choice.time_per_output_token, 6),
-    )
+        "num_chunks": timeline.num_chunks,
+        "num_preemptions": timeline.num_preemptions,
+        "num_recomputed_tokens": timeline.num_recomputed_tokens,
+        "num_decode_steps": timeline.num_decode_steps,
+        "mean_step_requests": round(timeline.mean_step_requests, 2),
+        "time_per_output_token": round(choice.time_per_output_token, 6),
+    }
 
 
-def reasons(record: RequestRecord, causes: list[WaitCause], now: float) -> list[str]:
+def reasons(record: RequestRecord, causes: Iterable[WaitCause], now: float) -> list[str]:
     """Where the time of the slowest choice went. `causes`: since when somebody waited for what, oldest first."""
     choice, end = record.slowest(), record.ended or now
     if choice is None:
-        return ["the engine was not asked"] if record.ended is not None else ["the engine has not been asked yet"]
-    timeline = choice.timeline or Timeline(queued=choice.began)
+        return ["the engine was not asked" if record.ended is not None else "the engine has not been asked yet"]
+    timeline = choice.timeline
     prepare, queue, prefill, decode = choice.phases(now)
     behind = end - (choice.ended or end)
     least = max(_SHORT, _SMALL * (end - record.received))
@@ -179,56 +199,50 @@ def reasons(record: RequestRecord, causes: list[WaitCause], now: float) -> list[
         waited = (_ALWAYS, f"it has waited {queue:.2f} s for its turn by now")
     times = "once" if timeline.num_preemptions == 1 else f"{timeline.num_preemptions} times"
     recomputed = f"{timeline.num_recomputed_tokens} tokens were computed again"
-    ends = {**_ENDS, "error": f"it failed: {record.error or 'see the log'}"}
+    bad_end = {**_ENDS, "error": f"it failed: {record.error or 'see the log'}"}.get(choice.finish_reason or "")
     parts = (
         (prepare, f"{prepare:.2f} s passed before the engine had it: its body, its tokens, or no engine was there"),
         waited,
-        *(_waits(choice, causes, choice.queued + queue) if queue >= least else ()),
-        (prefill, _prefill(choice, timeline, prefill)),
-        (
-            timeline.num_preemptions and _ALWAYS,
-            f"it was preempted {times}, as the KV cache was full: {recomputed}",
-        ),
-        (decode, _decode(choice, timeline, decode)),
-        (_ALWAYS if choice.finish_reason in ends else 0.0, ends.get(choice.finish_reason or "", "")),
+        *(_waits(choice, causes, timeline.queued + queue) if queue >= least else ()),
+        (prefill, _prefill(choice, prefill)),
+        (timeline.num_preemptions and _ALWAYS, f"it was preempted {times}, as the KV cache was full: {recomputed}"),
+        (decode, _decode(choice, decode)),
+        (bad_end and _ALWAYS, bad_end),
         (behind, f"{behind:.2f} s more passed until the client had taken the answer"),
     )
-    sentences = [text for seconds, text in parts if seconds >= least] or ["nothing held it up"]
+    sentences = [text for seconds, text in parts if seconds and seconds >= least] or ["nothing held it up"]
     if record.num_choices > 1:
         sentences.insert(0, f"of its {record.num_choices} choices, {choice.request_id} took longest")
     return sentences
 
 
-def _waits(choice: ChoiceRecord, causes: list[WaitCause], until: float) -> Iterator[tuple[float, str]]:
+def _waits(choice: ChoiceRecord, causes: Iterable[WaitCause], until: float) -> Iterator[tuple[float, str]]:
     if choice.is_structured:
         yield _ALWAYS, "part of that may be its grammar, which is compiled before it may begin"
+    seconds = dict.fromkeys(_CAUSES, 0.0)
+    for (begin, cause), (end, _) in pairwise([*causes, (until, None)]):
+        if cause is not None:
+            seconds[cause] += max(0.0, min(end, until) - max(begin, choice.timeline.queued))
     for cause, why in _CAUSES.items():
-        spans = [
-            min(end, until) - max(begin, choice.queued)
-            for (begin, one), (end, _) in pairwise([*causes, (until, None)])
-            if one == cause
-        ]
-        if (seconds := sum(span for span in spans if span > 0)) >= _SHORT:
-            yield _ALWAYS, f"for {seconds:.2f} s of that, {why}"
+        if seconds[cause] >= _SHORT:
+            yield _ALWAYS, f"for {seconds[cause]:.2f} s of that, {why}"
 
 
-def _prefill(choice: ChoiceRecord, timeline: Timeline, seconds: float) -> str:
+def _prefill(choice: ChoiceRecord, seconds: float) -> str:
+    timeline = choice.timeline
     cached = f", {choice.num_cached_tokens} of them cached," if choice.num_cached_tokens else ""
     text = f"its prompt of {choice.num_prompt_tokens} tokens{cached} took {seconds:.2f} s"
-    if not timeline.chunks:
-        return text
-    own, everybody = (
-        sum(one.num_tokens for one in timeline.chunks),
-        sum(one.num_step_tokens for one in timeline.chunks),
-    )
-    text += f" in {timeline.num_chunks} step" + "s" * (timeline.num_chunks > 1)
+    if timeline.chunks:
+        text += f" in {timeline.num_chunks} step" + "s" * (timeline.num_chunks > 1)
+    own = sum(one.num_tokens for one in timeline.chunks)
+    everybody = sum(one.num_step_tokens for one in timeline.chunks)
     return text + (f", of whose tokens {1 - own / everybody:.0%} were others'" if own < everybody else "")
 
 
-def _decode(choice: ChoiceRecord, timeline: Timeline, seconds: float) -> str:
+def _decode(choice: ChoiceRecord, seconds: float) -> str:
     text = f"the tokens behind the first one took {seconds:.2f} s"
     if each := choice.time_per_output_token:
         text = f"{choice.num_output_tokens - 1} {text.removeprefix('the ')}, {each * 1e3:.1f} ms each"
-    mean = timeline.mean_step_requests
-    others = f", in steps of {mean:.1f} requests on average" if mean >= 1.05 else ", alone in its steps"
-    return text + (others if mean else "")
+    if mean := choice.timeline.mean_step_requests:
+        text += f", in steps of {mean:.1f} requests on average" if mean >= 1.05 else ", alone in its steps"
+    return text

@@ -43,25 +43,31 @@ class RequestTracer:
     def __call__(self, record: RequestRecord) -> None:
         """One span, below the client's where it names one; what happened meanwhile are its events."""
         assert record.ended is not None
+
+        def nanoseconds(moment: float) -> int:
+            return round((record.received_at + moment - record.received) * 1e9)
+
         span = self._tracer.start_span(
             "llm_request",
             context=TraceContextTextMapPropagator().extract(record.trace_context),
             kind=SpanKind.SERVER,
-            attributes={**_of_request(record, self._model), **_of_choices(record, record.ended)},
-            start_time=_nanoseconds(record, record.received),
+            attributes={name: value for name, value in _attributes(record, self._model).items() if value is not None},
+            start_time=nanoseconds(record.received),
         )
         if (slowest := record.slowest()) is not None:
             end = "aborted" if slowest.finish_reason in FAILED else "finished"
-            moments = {"queued": slowest.queued, "admitted": slowest.admitted, "first_token": slowest.first_token}
-            for name, moment in {**moments, end: slowest.ended}.items():
+            queued, first_token = slowest.timeline.queued, slowest.first_token
+            moments = {"queued": queued, "admitted": slowest.admitted, "first_token": first_token, end: slowest.ended}
+            for name, moment in moments.items():
                 if moment is not None:
-                    span.add_event(name, timestamp=_nanoseconds(record, moment))
+                    span.add_event(name, timestamp=nanoseconds(moment))
         if record.status >= 500 or any(choice.finish_reason == "error" for choice in record.choices):
             span.set_status(Status(StatusCode.ERROR, record.error or "the engine failed"))
-        span.end(_nanoseconds(record, record.ended))
+        span.end(nanoseconds(record.ended))
 
 
-def _of_request(record: RequestRecord, model: str) -> dict[str, Any]:
+def _attributes(record: RequestRecord, model: str) -> dict[str, Any]:
+    """Tokens of all choices, times of the slowest; what is not known is None or missing."""
     attributes: dict[str, Any] = {
         "gen_ai.operation.name": _OPERATIONS.get(record.route, "chat"),
         "gen_ai.provider.name": "octavo",
@@ -75,17 +81,12 @@ def _of_request(record: RequestRecord, model: str) -> dict[str, Any]:
         "gen_ai.response.id": record.response_id,
         "error.type": record.error,
     }
-    return {name: value for name, value in attributes.items() if value is not None}
-
-
-def _of_choices(record: RequestRecord, ended: float) -> dict[str, Any]:
-    """Tokens of all, times of the slowest."""
-    slowest = record.slowest()
-    if slowest is None:
-        return {}
-    phases = slowest.phases(ended)
+    slowest, ended = record.slowest(), record.ended
+    if slowest is None or ended is None:
+        return attributes
+    _, queue, prefill, decode = slowest.phases(ended)
     num_prompt, num_cached, num_output = record.token_counts()
-    attributes: dict[str, Any] = {
+    return attributes | {
         "gen_ai.request.temperature": slowest.temperature,
         "gen_ai.request.top_p": slowest.top_p,
         "gen_ai.request.max_tokens": slowest.max_tokens,
@@ -97,15 +98,9 @@ def _of_choices(record: RequestRecord, ended: float) -> dict[str, Any]:
         "gen_ai.usage.cached_tokens": num_cached,
         "gen_ai.usage.num_sequences": record.num_choices,
         "gen_ai.latency.e2e": ended - record.received,
-        "gen_ai.latency.time_to_first_token": slowest.first_token and slowest.first_token - record.received,
-        "gen_ai.latency.time_in_queue": phases.queue,
-        "gen_ai.latency.time_in_model_prefill": phases.prefill,
-        "gen_ai.latency.time_in_model_decode": phases.decode,
-        "gen_ai.latency.time_in_model_inference": phases.prefill + phases.decode,
+        "gen_ai.latency.time_to_first_token": slowest.time_to_first_token,
+        "gen_ai.latency.time_in_queue": queue,
+        "gen_ai.latency.time_in_model_prefill": prefill,
+        "gen_ai.latency.time_in_model_decode": decode,
+        "gen_ai.latency.time_in_model_inference": prefill + decode,
     }
-    return {name: value for name, value in attributes.items() if value is not None}
-
-
-def _nanoseconds(record: RequestRecord, moment: float) -> int:
-    """Since 1970, of a moment on the monotonic clock."""
-    return round((record.received_at + moment - record.received) * 1e9)

@@ -36,7 +36,8 @@ class RequestTracker(Observer):
             self._trace = RequestTracer(config.otlp_traces_endpoint, model_name)
         self.wait_causes: deque[WaitCause] = deque([(0.0, None)], maxlen=1000)
         """The newest last."""
-        self._running: set[RequestRecord] = set()
+        self._running: dict[RequestRecord, None] = {}
+        """In the order in which they came."""
         self._ended: deque[RequestRecord] = deque()
         self._num_kept = 0
         self._choices: dict[str, ChoiceRecord] = {}
@@ -48,14 +49,9 @@ class RequestTracker(Observer):
 
     def find(self, request_id: str, owner: str) -> RequestRecord | None:
         """This owner's by X-Request-Id or the answer's id; of several, the newest that runs, or else that ended."""
-        for records in (self._running, self._ended):
-            found = [
-                record
-                for record in records
-                if record.owner == owner and request_id in (record.request_id, record.response_id)
-            ]
-            if found:
-                return max(found, key=lambda record: record.ended or record.received)
+        for record in (*reversed(self._running), *reversed(self._ended)):
+            if record.owner == owner and request_id in (record.request_id, record.response_id):
+                return record
         return None
 
     def owner_of(self, choice_id: str) -> str | None:
@@ -77,16 +73,17 @@ class RequestTracker(Observer):
     def begin_work(self, record: RequestRecord, scope: Scope) -> None:
         """The request may bring a body, and gets a timeline."""
         record.has_body = True
-        record.trace_context = {
-            name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE_HEADERS
-        }
-        self._running.add(record)
+        if self._trace is not None:
+            record.trace_context = {
+                name.decode(): value.decode("latin-1") for name, value in scope["headers"] if name in _TRACE_HEADERS
+            }
+        self._running[record] = None
 
     def claim(self, request_id: str) -> None:
         """For the current request, until it ends. Raises `InvalidRequest` if another of its owner has this id."""
-        if (record := CURRENT_REQUEST.get(None)) is None:
-            return
-        if any(one.claimed_id == request_id and one.owner == record.owner for one in self._running - {record}):
+        record = CURRENT_REQUEST.get()
+        others = (one for one in self._running if one is not record)
+        if any(one.claimed_id == request_id and one.owner == record.owner for one in others):
             raise InvalidRequest(f"request id {shown(request_id)} is in use", param="request_id")
         record.claimed_id = request_id
 
@@ -97,9 +94,7 @@ class RequestTracker(Observer):
 
     def keep_open(self) -> Callable[[], None]:
         """The current request does not end before the function that is returned was called."""
-        record = CURRENT_REQUEST.get(None)
-        if record is None:
-            return lambda: None
+        record = CURRENT_REQUEST.get()
         record.num_open += 1
         return lambda: self._close(record)
 
@@ -122,7 +117,7 @@ class RequestTracker(Observer):
         self._metrics.note_request(record)
         if not record.has_body:
             return
-        self._running.discard(record)
+        del self._running[record]
         self._ended.append(record)
         self._num_kept += max(1, len(record.choices))
         while self._num_kept > self._max_kept:
@@ -135,10 +130,19 @@ class RequestTracker(Observer):
 
     def began(self, request: AddRequest) -> ChoiceRecord:
         self._end_batch()
-        record = CURRENT_REQUEST.get(None)
-        choice = ChoiceRecord.begin(request, record, time.monotonic())
-        if record is not None:
-            record.add(choice)
+        record, params = CURRENT_REQUEST.get(), request.sampling_params
+        choice = ChoiceRecord(
+            request_id=request.request_id,
+            owner=record.owner,
+            received=record.received,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            max_tokens=params.max_tokens,
+            temperature=params.temperature,
+            top_p=params.top_p,
+            is_structured=params.structured is not None,
+            timeline=Timeline(queued=time.monotonic()),
+        )
+        record.add(choice)
         self._choices[choice.request_id] = choice
         return choice
 
@@ -162,40 +166,36 @@ class RequestTracker(Observer):
             del self._choices[choice.request_id]
         choice.ended, choice.finish_reason, choice.num_output_tokens = now, reason, num_output_tokens
         choice.timeline = timeline or choice.timeline
-        if choice.timeline is not None and choice.timeline.ended is None and self._stats is not None:
+        if choice.timeline.ended is None and self._stats is not None:
             choice.timeline.note_end(now, self._stats.counters)  # it ended here, not in the core
         self._metrics.note_choice(choice)
 
     def _note_new_batch(self, outputs: list[TokenOutput], now: float) -> None:
         """Choices have come, gone or ended since the step before. Outputs may be of choices that have ended here."""
         self._end_batch()
-        get = self._choices.get
-        known = [(choice, output) for output in outputs if (choice := get(output.request_id)) is not None]
-        for choice, output in known:
+        metrics, latest = self._metrics, []
+        for output in outputs:
+            if (choice := self._choices.get(output.request_id)) is None:
+                continue
             if output.timeline is not None:
                 choice.timeline, choice.num_cached_tokens = output.timeline, output.num_cached_tokens
-        self._batch = batch = [choice for choice, output in known if output.new_token_ids]
-        self._batch_ids = [choice.request_id for choice in batch]
-        self._batch_time = now
-        since = Counter([choice.last_token for choice in batch])
-        if None in since:
-            for choice in batch:
-                if choice.last_token is None:
-                    self._note_first_token(choice, now)
-        for last_token, times in since.items():
-            if last_token is not None:
-                self._metrics.inter_token.observe(now - last_token, times)
-        self._metrics.num_generation_tokens += sum([len(output.new_token_ids) for _, output in known])
+            if output.new_token_ids:
+                self._batch.append(choice)
+                metrics.num_generation_tokens += len(output.new_token_ids)
+                if choice.last_token is not None:
+                    latest.append(choice.last_token)
+                else:
+                    choice.first_token = now
+                    metrics.first_token.observe(time.monotonic() - choice.received)
+                    metrics.num_prompt_tokens += choice.num_prompt_tokens
+        for last_token, times in Counter(latest).items():
+            metrics.inter_token.observe(now - last_token, times)
+        self._batch_ids, self._batch_time = [choice.request_id for choice in self._batch], now
 
     def _end_batch(self) -> None:
         for choice in self._batch:
             choice.last_token = self._batch_time
         self._batch, self._batch_ids = [], []
-
-    def _note_first_token(self, choice: ChoiceRecord, now: float) -> None:
-        choice.first_token = now
-        self._metrics.first_token.observe(time.monotonic() - choice.received)
-        self._metrics.num_prompt_tokens += choice.num_prompt_tokens
 
     def _note_stats(self, stats: StepStats) -> None:
         if stats.step_tokens and (self._stats is None or stats.time != self._stats.time):

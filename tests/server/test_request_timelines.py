@@ -209,7 +209,7 @@ def record(choice: ChoiceRecord | None, *, ended: float = 20.0, **fields: Any) -
     return made
 
 
-def choice(timeline: Timeline | None, **fields: Any) -> ChoiceRecord:
+def choice(timeline: Timeline, **fields: Any) -> ChoiceRecord:
     known = {
         "first_token": 12.0,
         "last_token": 20.0,
@@ -222,7 +222,6 @@ def choice(timeline: Timeline | None, **fields: Any) -> ChoiceRecord:
         request_id="c",
         owner="",
         received=0.0,
-        began=0.1,
         num_prompt_tokens=3000,
         max_tokens=None,
         temperature=1.0,
@@ -262,7 +261,7 @@ def test_the_prompt_is_told_with_its_steps() -> None:
     alone = choice(Timeline(queued=0.2, admitted=0.2))
     alone.timeline.add_chunk(Chunk(0, 3000, 3000, 1))
     assert reasons(record(alone), [], 99.0)[0] == "its prompt of 3000 tokens took 11.80 s in 1 step"
-    assert reasons(record(choice(None)), [], 99.0)[0] == "its prompt of 3000 tokens took 11.90 s"
+    assert reasons(record(choice(Timeline(queued=0.1))), [], 99.0)[0] == "its prompt of 3000 tokens took 11.90 s"
 
 
 def test_preemptions_and_batches_are_told() -> None:
@@ -303,12 +302,12 @@ def test_what_came_before_and_behind_the_engine_is_told() -> None:
     ],
 )
 def test_a_bad_end_is_told(reason: str, said: str) -> None:
-    assert said in reasons(record(choice(None, finish_reason=reason), error="engine_dead"), [], 99.0)
+    assert said in reasons(record(choice(Timeline(queued=0.1), finish_reason=reason), error="engine_dead"), [], 99.0)
 
 
 def test_of_several_choices_the_slowest_is_told() -> None:
     both = record(choice(Timeline(queued=0.2, admitted=10.2)))
-    both.add(choice(None, ended=9.0, last_token=9.0, first_token=8.0))
+    both.add(choice(Timeline(queued=0.1), ended=9.0, last_token=9.0, first_token=8.0))
     said = reasons(both, [], 99.0)
     assert said[0] == "of its 2 choices, c took longest"
     assert said[1] == "it waited 10.00 s for its turn"

@@ -3,6 +3,7 @@
 import math
 import os
 from collections import Counter
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +20,7 @@ from engine.messages import NO_STATS, AddRequest, StepStats, TokenOutput
 from engine.supervisor import EngineHealth
 from scheduler.timeline import Counters, Timeline
 from server.metrics.prometheus import EngineMetrics
-from server.metrics.records import ChoiceRecord
+from server.metrics.records import CURRENT_REQUEST, ChoiceRecord, RequestRecord
 from server.metrics.tracker import RequestTracker
 
 TIMES = [f"vllm:{name}_seconds" for name in (
@@ -45,7 +46,10 @@ class Tracked:
 
     def begin(self, name: str, **params: Any) -> ChoiceRecord:
         sampling = SamplingParams(**params)
-        return self.tracker.began(AddRequest(request_id=name, prompt_token_ids=[1] * 7, sampling_params=sampling))
+        token = CURRENT_REQUEST.set(RequestRecord(monotonic(), 0.0, "POST"))
+        choice = self.tracker.began(AddRequest(request_id=name, prompt_token_ids=[1] * 7, sampling_params=sampling))
+        CURRENT_REQUEST.reset(token)
+        return choice
 
     def step(self, number: int, time: float | None = None, **outputs: int) -> None:
         """New tokens of each choice by its name. Without a time the engine says nothing of itself."""
