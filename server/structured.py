@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Annotated, Any, Literal, NotRequired
 
 from pydantic import ConfigDict, Field, with_config
@@ -76,48 +78,31 @@ def response_format(value: ResponseFormat) -> StructuredOutput | None:
 
 
 def json_schema(schema: str | JsonSchema) -> StructuredOutput:
-    return StructuredOutput("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
+    return _of_kind("json_schema", schema)
+
+
+def _of_kind(kind: Any, value: Any) -> StructuredOutput:
+    return StructuredOutput(kind, value if isinstance(value, str) else json.dumps(value))
+
+
+_KINDS = {"json": "json_schema", **{name: name for name in ("regex", "choice", "grammar", "structural_tag")}}
+"""Of the constraints that have a value, by their names in `structured_outputs`."""
 
 
 def structured_outputs(value: StructuredOutputs) -> StructuredOutput | None:
     """Raises `InvalidRequest` for more than one."""
-    given: list[StructuredOutput] = []
-    if (schema := value.get("json")) is not None:
-        given.append(json_schema(schema))
-    if (regex := value.get("regex")) is not None:
-        given.append(_regex(regex))
-    if (choice := value.get("choice")) is not None:
-        given.append(_choice(choice))
-    if (grammar := value.get("grammar")) is not None:
-        given.append(_grammar(grammar))
+    given = [_of_kind(_KINDS[name], one) for name, one in value.items() if name in _KINDS and one is not None]
     if value.get("json_object"):
         given.append(StructuredOutput("json_object"))
-    if (tag := value.get("structural_tag")) is not None:
-        given.append(StructuredOutput("structural_tag", tag if isinstance(tag, str) else json.dumps(tag)))
     if len(given) > 1:
         raise InvalidRequest("structured_outputs may hold one constraint", param="structured_outputs")
     return given[0] if given else None
 
 
-def _regex(regex: str) -> StructuredOutput:
-    return StructuredOutput("regex", regex)
-
-
-def _choice(texts: list[str]) -> StructuredOutput:
-    return StructuredOutput("choice", json.dumps(texts))
-
-
-def _grammar(grammar: str) -> StructuredOutput:
-    return StructuredOutput("grammar", grammar)
-
-
 _FIELDS: dict[str, Callable[[Any], StructuredOutput | None]] = {
     "response_format": response_format,
     "structured_outputs": structured_outputs,
-    "guided_json": json_schema,
-    "guided_regex": _regex,
-    "guided_choice": _choice,
-    "guided_grammar": _grammar,
+    **{f"guided_{name}": partial(_of_kind, _KINDS[name]) for name in ("json", "regex", "choice", "grammar")},
 }
 
 
@@ -141,8 +126,6 @@ def structured_field(body: object) -> str | None:
 
 def _is_same(one: StructuredOutput, other: StructuredOutput) -> bool:
     if one.kind == other.kind == "json_schema":
-        try:
+        with suppress(ValueError, RecursionError):
             return bool(json.loads(one.source) == json.loads(other.source))
-        except (ValueError, RecursionError):
-            return one == other
     return one == other

@@ -1,8 +1,10 @@
 """Tools as all chat protocols have them: which are offered, what calls were given, and what they gave."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from configs.errors import InvalidRequest, shown
 from server.bodies import Hint
@@ -53,35 +55,27 @@ def tool_choice(given: str | dict[str, Any] | None, tools: list[dict[str, Any]])
 
     Raises `InvalidRequest`, also where it names a tool that is passed over.
     """
-    if isinstance(given, dict) and given.get("type") == "allowed_tools":
-        return _allowed(given.get("allowed_tools", given), tools)
+    if isinstance(given, dict) and given["type"] == "allowed_tools":
+        given, tools = _allowed(given.get("allowed_tools", given), tools)
     if isinstance(given, dict):
-        return f"={_chosen(given, _names(tools))}", tools
-    if given not in (None, "auto", "none", "required"):
-        raise InvalidRequest(
-            f"tool_choice must be auto, none, required or a function; got {shown(given)}", param="tool_choice"
-        )
+        return f"={_chosen(given, {tool['function']['name'] for tool in tools})}", tools
     if given == "required" and not tools:
         raise InvalidRequest("tool_choice required needs tools", param="tool_choice")
     return given or "auto", tools
 
 
 def _allowed(given: Any, tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+    """The mode, and the tools that are named; those that are passed over cannot be called anyway."""
     mode, listed = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
         raise InvalidRequest("allowed_tools needs a mode, auto or required, and tools", param="tool_choice")
+    by_name = {tool["function"]["name"]: tool for tool in tools}
     named = [one if isinstance(one, dict) else {"name": one} for one in listed]
-    # those that are passed over cannot be called anyway
-    names = _names(tools)
-    allowed = {_chosen(one, names) for one in named if one.get("type", "function") == "function"}
-    return tool_choice(mode, [tool for tool in tools if tool["function"]["name"] in allowed])
+    allowed = {_chosen(one, by_name) for one in named if one.get("type", "function") == "function"}
+    return mode, [tool for name, tool in by_name.items() if name in allowed]
 
 
-def _names(tools: list[dict[str, Any]]) -> set[str]:
-    return {tool["function"]["name"] for tool in tools}
-
-
-def _chosen(given: dict[str, Any], names: set[str]) -> str:
+def _chosen(given: dict[str, Any], names: Container[str]) -> str:
     function = given.get("function")
     name = function.get("name") if isinstance(function, dict) else given.get("name")
     if isinstance(given.get("namespace"), str):
@@ -107,9 +101,7 @@ def tool_input(arguments: str) -> dict[str, Any]:
     that Anthropic's documentation has for it.
     """
     try:
-        value = json.loads(arguments)
-        if "\\u" in arguments:
-            json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is no text
+        value = msgspec.json.decode(arguments)
     except (ValueError, RecursionError):
         value = arguments
     if value is None:
@@ -138,14 +130,13 @@ def json_text(value: Any, where: str, param: str) -> str:
 def _is_too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(MAX_DEPTH):
-        children = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
-        level = [inner for outer in children for inner in outer]
+        within = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [inner for values in within for inner in values]
         if not level:
             return False
     return True
 
 
-TEXTS = ("text", "input_text", "output_text")
 NOT_TEXT = {
     **dict.fromkeys(("image", "image_url", "input_image", "computer_screenshot"), "image"),
     **dict.fromkeys(("document", "file", "input_file"), "document"),
@@ -170,22 +161,15 @@ def result_text(content: Any, where: str, param: str, passed_over: list[str]) ->
 
 
 def _text(part: Any, where: str, param: str, passed_over: list[str]) -> str:
-    given = part if isinstance(part, dict) else {}
-    kind = str(given.get("type"))
-    text = given.get("text") if kind in TEXTS else _inner_text(given)
-    if isinstance(text, str):
-        return text
-    if kind not in NOT_TEXT:
-        raise InvalidRequest(f"{where}: parts of type {shown(kind)} are not supported; only text", param=param)
-    passed_over.append(f"{where} {kind}")
-    return f"[{NOT_TEXT[kind]} left out: this model reads only text]"
-
-
-def _inner_text(part: dict[str, Any]) -> str | None:
-    """The text in Anthropic's search results, and in documents that hold theirs."""
-    content, source = part.get("content"), part.get("source")
-    if part.get("type") == "search_result" and isinstance(content, list):
-        return "\n".join(str(one.get("text")) for one in content if isinstance(one, dict))
-    if part.get("type") == "document" and isinstance(source, dict) and source.get("type") == "text":
-        return str(source.get("data"))
-    return None
+    match part:
+        case {"type": "text" | "input_text" | "output_text", "text": str(text)}:
+            return text
+        case {"type": "search_result", "content": [*blocks]}:
+            return "\n".join(str(block.get("text")) for block in blocks if isinstance(block, dict))
+        case {"type": "document", "source": {"type": "text", "data": data}}:
+            return str(data)
+        case {"type": str(kind)} if kind in NOT_TEXT:
+            passed_over.append(f"{where} {kind}")
+            return f"[{NOT_TEXT[kind]} left out: this model reads only text]"
+    given = str(part.get("type")) if isinstance(part, dict) else "None"
+    raise InvalidRequest(f"{where}: parts of type {shown(given)} are not supported; only text", param=param)
