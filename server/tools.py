@@ -69,10 +69,10 @@ def _allowed(given: Any, tools: list[dict[str, Any]]) -> tuple[str, list[dict[st
     mode, listed = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
         raise InvalidRequest("allowed_tools needs a mode, auto or required, and tools", param="tool_choice")
-    by_name = {tool["function"]["name"]: tool for tool in tools}
+    names = {tool["function"]["name"] for tool in tools}
     named = [one if isinstance(one, dict) else {"name": one} for one in listed]
-    allowed = {_chosen(one, by_name) for one in named if one.get("type", "function") == "function"}
-    return mode, [tool for name, tool in by_name.items() if name in allowed]
+    allowed = {_chosen(one, names) for one in named if one.get("type", "function") == "function"}
+    return mode, [tool for tool in tools if tool["function"]["name"] in allowed]
 
 
 def _chosen(given: dict[str, Any], names: Container[str]) -> str:
