@@ -42,7 +42,12 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
     """`engine` has started and is shut down by the caller. Raises `SettingsError` for keys that cannot be read."""
     serving = Serving(engine, config, model_name)
     app = FastAPI(
-        title="Octavo", version=version(), redoc_url=None, swagger_ui_oauth2_redirect_url=None, redirect_slashes=False
+        title="Octavo",
+        version=version(),
+        redoc_url=None,
+        swagger_ui_oauth2_redirect_url=None,
+        redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # ours is in server/metrics
     )
     app.state.serving = serving
     app.state.live = live.LiveView(serving)
