@@ -1,6 +1,5 @@
 """`octavo`: serve, generate, chat, bench. Each command lives in `server/commands` and is imported when it runs."""
 
-import argparse
 import importlib
 import os
 import sys
@@ -11,7 +10,7 @@ from configs.settings import EngineConfig, ServerConfig
 from configs.sources import resolve, unknown_variables
 from server import version
 from server.commands.bench.flags import CLIENTS, add_benchmarks
-from server.flags import Parser, add_foreign_flags, add_setting_flags, given_settings, refuse_unknown
+from server.flags import SAMPLING, Parser, add_foreign_flags, add_setting_flags, given_settings, refuse_unknown
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,7 +36,8 @@ def _run(argv: list[str]) -> int:
         config = resolve(cls, toml=arguments.config, environ=os.environ, flags=given_settings(arguments, cls))
         for line in [] if name == "serve" else unknown_variables(os.environ):  # serve logs them
             print("octavo: warning:", printable(line), file=sys.stderr)
-    code: int = importlib.import_module(f"server.commands.{arguments.command}").run(config, arguments)
+    module = "terminal" if name in ("generate", "chat") else arguments.command
+    code: int = importlib.import_module(f"server.commands.{module}").run(config, arguments)
     return code
 
 
@@ -59,24 +59,14 @@ def build_parser(argv: Sequence[str] = ()) -> tuple[Parser, dict[str, Parser]]:
     commands = {"serve": serve, "generate": generate, "chat": chat}
     commands |= {f"bench {name}": benchmark for name, benchmark in benchmarks.items()}
     add_foreign_flags(serve, argv)
-    _add_sampling_flags(generate)
-    _add_sampling_flags(chat)
+    for name, options in SAMPLING.items():
+        generate.add_argument("--" + name.replace("_", "-"), **options)
+        chat.add_argument("--" + name.replace("_", "-"), **options)
     generate.add_argument("--prompt", action="append", required=True, help="text to continue; may be repeated")
     for name, command in commands.items():
         if name not in CLIENTS:
             add_setting_flags(command, ServerConfig if name == "serve" else EngineConfig)
     return parser, commands
-
-
-def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Flags named as the fields of `SamplingParams`; what is not given comes from the checkpoint."""
-    parser.add_argument("--max-tokens", type=int, metavar="N", help="most tokens of one answer")
-    parser.add_argument("--temperature", type=float, metavar="X", help="0 is greedy")
-    parser.add_argument("--top-k", type=int, metavar="N", help="keep the N likeliest tokens")
-    parser.add_argument("--top-p", type=float, metavar="X", help="keep the likeliest tokens up to this probability")
-    parser.add_argument("--min-p", type=float, metavar="X", help="keep tokens this likely, relative to the likeliest")
-    parser.add_argument("--repetition-penalty", type=float, metavar="X", help="above 1 avoids repetition")
-    parser.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; may be repeated")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,7 @@ import pytest
 from configs.settings import EngineConfig, ServerConfig
 from server import cli
 from server.commands.serve import model_name
-from server.flags import description, given_settings
-from server.foreign_flags import FIXED, FOREIGN, SAME
+from server.flags import FIXED, FOREIGN, SAME, description, given_settings
 from server.listener import bind
 
 pytestmark = pytest.mark.usefixtures("logging_as_it_was")

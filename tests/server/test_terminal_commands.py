@@ -9,9 +9,7 @@ import pytest
 from configs.errors import EngineDead, UsageError
 from configs.sampling import SamplingParams
 from server import cli
-from server.commands.chat import Conversation, converse
-from server.commands.generate import print_answer
-from server.commands.sampling import params_from_flags
+from server.commands.terminal import Conversation, converse, generate, params_from_flags
 from tests.server.fake_engine import FakeEngine
 
 
@@ -84,8 +82,8 @@ def test_chat_ends_with_the_engine(runner: asyncio.Runner, monkeypatch: pytest.M
 
 
 async def test_generate_prints_prompt_and_answer(capsys: pytest.CaptureFixture[str]) -> None:
-    await print_answer(FakeEngine(), "ab", SamplingParams(), "1")
-    assert capsys.readouterr().out == "ab<ab>\n"
+    await generate(FakeEngine(), ["ab", "c"], SamplingParams())
+    assert capsys.readouterr().out == "ab<ab>\nc<c>\n"
 
 
 def test_sampling_flags() -> None:
