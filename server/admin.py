@@ -8,16 +8,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from server import version
+from server.bodies import BodyRoute
 from server.errors import ErrorResponse
 from server.metrics.prometheus import OPENMETRICS, TEXT
 from server.page import INDEX, PageFiles
 from server.serving import Model, Serving, ServingOf
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class Answer(BaseModel):
-    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
 
 
 class Entrance(Answer):

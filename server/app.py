@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -18,8 +17,8 @@ from engine.async_engine import AsyncEngine
 from server import admin, token_generation, tokenization, version
 from server.anthropic import routes as anthropic
 from server.bodies import invalid_parameter
-from server.documented import definitions
-from server.errors import ErrorResponse, OllamaError, error_response
+from server.documented import schemas
+from server.errors import error_response
 from server.llama_cpp import routes as llama_cpp
 from server.metrics import live, timeline
 from server.metrics.records import CURRENT_REQUEST
@@ -97,11 +96,13 @@ def _wrong_method(request: Request, routes: list[Route]) -> HTTPException | None
 
 
 def _openapi(generate: Callable[[], dict[str, Any]], config: ServerConfig) -> dict[str, Any]:
-    """FastAPI's document, with what is streamed, and with what needs a key where there are any."""
+    """FastAPI's document, with the schemas of bodies and answers, and with what needs a key where there are any."""
+    described = schemas()
     document = generate()
-    forms: list[Any] = [(form.__name__, "serialization", TypeAdapter(form)) for form in (ErrorResponse, OllamaError)]
-    _, errors = TypeAdapter.json_schemas(forms, ref_template="#/components/schemas/{model}")
-    document["components"]["schemas"] |= definitions() | errors["$defs"]
+    document["components"] = {"schemas": described}
+    for path in document["paths"].values():
+        for operation in path.values():
+            operation["responses"].pop("422", None)  # FastAPI's own: here it is 400
     if config.api_key or config.api_key_file is not None:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path in document["paths"].keys() - OPEN:

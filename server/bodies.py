@@ -4,13 +4,16 @@ Large bodies are parsed off the event loop; since the parser holds the interpret
 bounded before any object is made, so that other streams never stall for long.
 """
 
+import inspect
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, TypeVar
+from types import NoneType
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import msgspec
+from fastapi.datastructures import DefaultPlaceholder
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
@@ -19,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from configs.errors import InvalidRequest, RequestError, shown
+from server.documented import reference
 from server.metrics.records import CURRENT_REQUEST
 from server.preparation import SMALL_BYTES, Result, Work
 from server.serving import Serving, serving_of
@@ -102,7 +106,6 @@ class RequestBody(BaseModel):
         strict=True,
         frozen=True,
         allow_inf_nan=False,
-        use_attribute_docstrings=True,
         protected_namespaces=(),
     )
 
@@ -151,17 +154,10 @@ def one_of(body: RequestBody, *fields: str) -> None:
 
 
 class ParsedRequest(Request):
-    """A request whose body has been read and validated: FastAPI takes both as they are."""
+    """A request whose body has been read and validated."""
 
-    parsed: RequestBody
     ignored_fields: list[str]
     """What the header of the answer names: nothing follows from these fields, or parts of fields."""
-
-    async def body(self) -> Any:
-        return self.parsed
-
-    async def json(self) -> Any:
-        return self.parsed
 
     async def prepare(self, work: Work[Result]) -> Result:
         """The result of `work`, which is what needs the body: a large one makes it run off the event loop."""
@@ -177,29 +173,60 @@ class ParsedRequest(Request):
 
 
 class BodyRoute(APIRoute):
-    """A route with a body: the engine must be alive before it is read, and the model be served that it names."""
+    """A route whose answers, and body where it has one, are validated and encoded here; FastAPI documents them.
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        answer = super().get_route_handler()
-        if self.body_field is None:
-            return answer
-        body_type: type[RequestBody] = self.body_field.field_info.annotation  # type: ignore[assignment]
+    Before a body is read, the engine must be alive; then the model be served that it names.
+    """
 
-        async def handle(request: Request) -> Response:
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        *,
+        response_model: Any = None,
+        responses: dict[int | str, dict[str, Any]] | None = None,
+        **options: Any,
+    ) -> None:
+        hints = get_type_hints(endpoint)
+        answer = hints.get("return") if isinstance(response_model, DefaultPlaceholder) else response_model
+        described = {status: dict(response) for status, response in (responses or {}).items()}
+        if answer not in (Response, NoneType, None):
+            described.setdefault(200, {})["model"] = answer
+        for response in described.values():
+            if model := response.pop("model", None):
+                content = {"application/json": {"schema": reference(model)}}
+                response["content"] = content | response.get("content", {})
+        if body := hints.get("body"):
+            content = {"application/json": {"schema": reference(body, "validation")}}
+            options["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
+            endpoint = self._with_body(endpoint, body, path)
+        super().__init__(path, endpoint, response_model=None, responses=described, **options)
+
+    def _with_body(self, endpoint: Callable[..., Any], body_type: type[RequestBody], path: str) -> Callable[..., Any]:
+        """An endpoint that reads the body itself: FastAPI finds but its other parameters."""
+        parameters = inspect.signature(endpoint).parameters
+        own = ("body", "request", "serving")
+
+        async def handle(request: Request, **others: Any) -> Response:
             serving, scope = serving_of(request), request.scope
             record = CURRENT_REQUEST.get()
-            record.route = self.path_format
+            record.route = path
             serving.requests.begin_work(record, scope)
             scope[UNTIL_ANSWERED].enter_context(serving.working(scope))
             serving.check_alive()
+            body = await parse(request, body_type)
             parsed = ParsedRequest(scope, request.receive)
-            parsed.parsed = body = await parse(request, body_type)
             parsed.ignored_fields = body.ignored_fields
             serving.check_model(getattr(body, "model", None))
-            response = await answer(parsed)
+            given = {"body": body, "request": parsed, "serving": serving}
+            response: Response = await endpoint(**{name: given[name] for name in own if name in parameters}, **others)
             response.headers.update(ignored_header(parsed.ignored_fields))
             return response
 
+        others = [parameter for name, parameter in parameters.items() if name not in own]
+        request = inspect.Parameter("request", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=Request)
+        handle.__signature__ = inspect.Signature([request, *others])  # type: ignore[attr-defined]
+        handle.__name__, handle.__doc__ = endpoint.__name__, endpoint.__doc__
         return handle
 
 

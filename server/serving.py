@@ -27,7 +27,7 @@ from server.preparation import Preparation
 class Model(BaseModel):
     """What OpenAI's clients read of a model, and what Anthropic's do."""
 
-    model_config = ConfigDict(use_attribute_docstrings=True, frozen=True, protected_namespaces=())
+    model_config = ConfigDict(frozen=True, protected_namespaces=())
 
     id: str
     object: Literal["model"] = "model"

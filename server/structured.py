@@ -14,9 +14,9 @@ from configs.sampling import StructuredOutput
 
 JsonSchema = dict[str, Any] | bool
 
-STRICT = with_config(ConfigDict(strict=True, extra="allow", use_attribute_docstrings=True))
+STRICT = with_config(ConfigDict(strict=True, extra="allow"))
 """Decorates structures within bodies: as strict as these, with other keys as they are."""
-CLOSED = with_config(ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True))
+CLOSED = with_config(ConfigDict(strict=True, extra="forbid"))
 """Decorates structures that have no other keys."""
 
 

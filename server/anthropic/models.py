@@ -108,7 +108,7 @@ ToolUnionParam = Annotated[
 class _Closed(BaseModel):
     """An object that has no other fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class ToolChoice(_Closed):

@@ -12,7 +12,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
-from schemathesis.checks import negative_data_rejection, positive_data_acceptance
+from schemathesis.checks import positive_data_acceptance
 
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
@@ -35,7 +35,6 @@ BEYOND_A_SCHEMA = re.compile(
     r"|may hold \d+|context length|at most max_tokens|does not exist|is stored|give text_1|has the id"
     r"|holds one text|a request may have|dimensions must be|is not supported by this|must be (sizes|auto|json)"
     r"|vocabulary|token ids between|maximum context length|no function call before|(messages|input)\[\d+\]"
-    r"|equal to -?\d{19}|less than \d{19}"  # the document has bounds as floats
 )
 """What the document does not say: fields that depend on each other, on the model, on what is stored; parts of items."""
 
@@ -55,11 +54,10 @@ def drawn(label: str, mode: GenerationMode, count: int) -> Counter[int]:
     def answers(case: Case) -> None:
         if mode is GenerationMode.POSITIVE:
             case.body = with_plain_integers(case.body)
+        elif is_valid_body(label, case.body):
+            return
         response = case.call()
-        excluded = [positive_data_acceptance]
-        if mode is GenerationMode.NEGATIVE and is_valid_body(label, case.body):
-            excluded.append(negative_data_rejection)
-        case.validate_response(response, excluded_checks=excluded)
+        case.validate_response(response, excluded_checks=[positive_data_acceptance])
         check_lines(label, response.headers["content-type"][0], response.text)
         if mode is GenerationMode.POSITIVE and response.status_code == 400 and count == LONG:
             assert BEYOND_A_SCHEMA.search(response.text), response.text
