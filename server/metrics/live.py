@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from configs.errors import RequestError
 from engine.messages import Snapshot
 from engine.supervisor import Status
+from server.bodies import BodyRoute
 from server.documented import EVENTS, streamed
 from server.errors import ErrorResponse, openai_error
 from server.metrics.records import current_owner
@@ -24,7 +25,7 @@ from server.middleware import METHOD
 from server.serving import Serving, ServingOf
 from server.sse import EventStream, event
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 INTERVAL = 0.2
 """Seconds from one event of a viewer to its next."""

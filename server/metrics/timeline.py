@@ -15,12 +15,13 @@ from typing_extensions import TypedDict
 
 from configs.errors import RequestError, Unavailable, shown
 from engine.messages import RequestSnapshot
+from server.bodies import BodyRoute
 from server.errors import ErrorResponse
 from server.metrics.records import ChoiceRecord, RequestRecord, current_owner
 from server.metrics.tracker import WaitCause
 from server.serving import ServingOf
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 _CAUSES = {
     "blocks": "the KV cache had no room for it (--kv-cache-tokens)",
