@@ -24,7 +24,7 @@ from server.metrics import live, timeline
 from server.metrics.records import CURRENT_REQUEST
 from server.middleware import OPEN, Admission, Paths, RequestMiddleware
 from server.ollama import catalog as ollama_catalog
-from server.ollama import routes as ollama
+from server.ollama import chat as ollama_chat
 from server.openai import chat, completions, embeddings
 from server.openai.responses import routes as responses
 from server.openai.responses.store import ResponseStore
@@ -33,7 +33,7 @@ from server.serving import Serving
 
 PROTOCOLS = (
     *(chat, completions, responses, embeddings, anthropic, llama_cpp),
-    *(ollama, ollama_catalog, token_generation, tokenization, live, timeline, admin),
+    *(ollama_chat, ollama_catalog, token_generation, tokenization, live, timeline, admin),
 )
 
 

@@ -72,7 +72,7 @@ class Generation:
         self.created = int(time.time())
         self.latest: list[RequestOutput | None] = [None] * (len(prompts) * self.n)
         """Of each choice; it holds the choice's counts. Whoever reads `run` keeps it up to date."""
-        self.passed_over = list(options.passed_over)
+        self.passed_over = [*dict.fromkeys(options.passed_over)]
         self._priority = options.priority or 0
         self._cache_salt = own_cache_salt(options.cache_salt)
         self._deadline = serving.deadline(options.timeout)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Awaitable, Callable
 
 from configs.errors import ContextLengthExceeded, InvalidRequest
 from server.chat import Answers, Chat, render, start_chat
@@ -10,20 +11,25 @@ from server.serving import Serving
 
 DROPPED = "x-octavo-dropped-messages"
 """The header that says how many messages were left out."""
+CUT_TO = "x-octavo-prompt-cut-to"
+"""The header that says how many tokens were left of a prompt."""
+Shorten = Callable[[Chat, Serving], Awaitable[Chat | None]]
 
 
 async def start_shortened(
-    serving: Serving, chat: Chat, id_prefix: str, *, may_drop: bool
+    serving: Serving, chat: Chat, id_prefix: str, shorten: Shorten | None
 ) -> tuple[Generation, Answers, dict[str, str]]:
-    """As `start_chat`, without its oldest messages where the chat is too long and `may_drop`; headers say so."""
+    """As `start_chat`. What `shorten` leaves is started where the chat is longer than the context; headers say so."""
     try:
         return *await start_chat(serving, chat, id_prefix), {}
     except ContextLengthExceeded:
-        shorter = await without_oldest(chat, serving) if may_drop else None
+        shorter = shorten and await shorten(chat, serving)
         if shorter is None:
             raise
+    generation, answers = await start_chat(serving, shorter, id_prefix)
     num_dropped = len(chat.messages) - len(shorter.messages)
-    return *await start_chat(serving, shorter, id_prefix), {DROPPED: str(num_dropped)}
+    cut = {DROPPED: str(num_dropped)} if num_dropped else {CUT_TO: str(generation.num_prompt_tokens)}
+    return generation, answers, cut
 
 
 async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:
@@ -64,6 +70,34 @@ async def without_oldest(chat: Chat, serving: Serving) -> Chat | None:
             if low < len(starts):
                 return begun_at(starts[low])
     return None
+
+
+async def without_beginning(chat: Chat, serving: Serving) -> Chat:
+    """The chat with as much of the end of its prefix and its last message as leaves room for an answer; as it is where
+    the template alone is too long."""
+    *others, last = chat.messages
+    without_prompt = dataclasses.replace(chat, messages=[*others, {**last, "content": ""}])
+    around = await render(serving, without_prompt, must_fit=True)
+    room = room_for_prompt(serving) - len(around.token_ids)
+    if room < 1:
+        return chat
+    token_ids = await encode_part(serving, last["content"], room, add_special_tokens=False)
+    if len(token_ids) > room:
+        token_ids = token_ids[-room:]
+        last = {**last, "content": await serving.engine.decode(token_ids, skip_special_tokens=False)}
+    num_context = min(room - len(token_ids), len(chat.prompt_prefix))
+    prefix = chat.prompt_prefix[len(chat.prompt_prefix) - num_context :]
+    return dataclasses.replace(chat, messages=[*others, last], prompt_prefix=prefix)
+
+
+async def encode_shortened(serving: Serving, text: str) -> tuple[list[int], dict[str, str]]:
+    """Token ids of a text. Where the context does not hold it, of its end, which leaves room for an answer, behind the
+    token that begins all texts; headers say so."""
+    token_ids = await encode_part(serving, text, context_size(serving))
+    if len(token_ids) < context_size(serving):
+        return token_ids, {}
+    begins, room = token_ids[:1] == [serving.engine.tokenizer.bos_token_id], room_for_prompt(serving)
+    return token_ids[:begins] + token_ids[begins - room :], {CUT_TO: str(room)}
 
 
 async def encode_part(

@@ -1,11 +1,14 @@
-"""What Ollama's API says of the model, and how it looks after models, of which there is the served one, as it is."""
+"""Ollama's /api/embed and /api/embeddings, and what its API says of the model, of which there is the served one."""
 
 import hashlib
 import json
 import re
+import time
 from typing import Annotated, Any, Literal, NotRequired
 
+import msgspec
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from typing_extensions import TypedDict
@@ -13,12 +16,16 @@ from typing_extensions import TypedDict
 from configs.errors import InvalidRequest
 from engine.bundled import BUNDLED
 from server.answers.styles import style_of
-from server.bodies import BodyRoute, Unsupported
+from server.bodies import BodyRoute, ParsedRequest, Unsupported
 from server.documented import LINES, streamed
 from server.errors import OllamaError, error_statuses
-from server.ollama.requests import OllamaBody
+from server.ollama.chat import OllamaBody
+from server.openai.base import Timeout
+from server.openai.embeddings import Embedder, PoolingFields, TextToEmbed, prompts_of
 from server.serving import Serving, ServingOf
+from server.sse import until_disconnect
 from server.structured import STRICT
+from server.vectors import filled, shaped
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses(form=OllamaError))
 
@@ -27,6 +34,8 @@ API_VERSION = "0.13.0"
 _FLOATS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _BITS = {"F32": 32, "int8": 8, "int4": 4}
 """Of one parameter; 16 for those that are not here."""
+_UNITS = (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 0), ("", 1, 0))
+"""Of numbers of parameters, with the decimals to which Ollama rounds."""
 
 
 class NamedModelRequest(OllamaBody):
@@ -47,6 +56,43 @@ class ShowRequest(NamedModelRequest):
     options: Annotated[Any, Unsupported(({},))] = None
     system: Annotated[Any, Unsupported(("",))] = None
     template: Annotated[Any, Unsupported(("",))] = None
+
+
+class EmbeddingBody(OllamaBody):
+    timeout_s: Timeout | None = None
+    """Seconds until the request fails with 408; the server may have a bound of its own."""
+    keep_alive: Any = None
+    options: Any = None
+
+
+class EmbedRequest(EmbeddingBody):
+    input: str | list[str] | None = None
+    """Without any, nothing is embedded."""
+    truncate: bool | None = None
+    """False: refuse what the context does not hold. Else the end of each text is cut off."""
+    dimensions: Annotated[int, Field(ge=0)] | None = None
+    """Keep only this many numbers of each embedding, the first; they are scaled to length 1 again. 0 keeps all."""
+
+
+class SingleEmbeddingRequest(EmbeddingBody):
+    prompt: str | None = None
+    """Without one, nothing is embedded. What the context does not hold is cut off."""
+
+
+@STRICT
+class EmbedResponse(TypedDict):
+    """Durations are nanoseconds; the count is of tokens."""
+
+    model: str
+    embeddings: list[list[float]]
+    """Scaled to (Euclidean) length 1."""
+    total_duration: int
+    load_duration: int
+    prompt_eval_count: int
+
+
+class SingleEmbedding(TypedDict):
+    embedding: list[float]
 
 
 class PullStatus(TypedDict):
@@ -97,6 +143,44 @@ class ShowResponse(TypedDict):
     modified_at: str
 
 
+@router.post("/api/embed", response_model=EmbedResponse)
+async def embed(body: EmbedRequest, request: ParsedRequest, serving: ServingOf) -> Response:
+    """Embed texts; without any, the model is only loaded."""
+    begun = time.perf_counter_ns()
+    texts = [body.input] if isinstance(body.input, str) and body.input else body.input or []
+    vectors, num_tokens = await _vectors(body, request, serving, "input", texts, may_cut=body.truncate is not False)
+    shapes = shaped(vectors, body.dimensions or None, normalize=True, as_base64=False) if vectors else ()
+    head = {
+        "model": serving.model.id,
+        "total_duration": time.perf_counter_ns() - begun,
+        "load_duration": 0,
+        "prompt_eval_count": num_tokens,
+    }
+    return Response(await filled(head, "embeddings", shapes), media_type="application/json")
+
+
+@router.post("/api/embeddings", response_model=SingleEmbedding)
+async def single_embedding(body: SingleEmbeddingRequest, request: ParsedRequest, serving: ServingOf) -> Response:
+    """Embed one text, in the older form: the embedding has the length that the model gives it."""
+    texts = [body.prompt] if body.prompt else []
+    vectors, _ = await _vectors(body, request, serving, "prompt", texts)
+    return Response(msgspec.json.encode({"embedding": vectors[0] if vectors else []}), media_type="application/json")
+
+
+async def _vectors(
+    body: EmbeddingBody, request: ParsedRequest, serving: Serving, field: str, texts: list[str], *, may_cut: bool = True
+) -> tuple[list[list[float]], int]:
+    """As the model gives them, and the number of tokens."""
+    if not texts:
+        return [], 0
+    fields = PoolingFields(
+        timeout_s=body.timeout_s, truncate_prompt_tokens=-1 if may_cut else None, truncation_side="right"
+    )
+    prompts = await request.prepare(lambda: prompts_of(serving, fields, [TextToEmbed(one, field) for one in texts]))
+    vectors = await until_disconnect(request.receive, Embedder(serving, fields, prompts, "embd-").vectors())
+    return vectors, sum(map(len, prompts))
+
+
 @router.get("/api/tags")
 async def list_models(serving: ServingOf) -> OllamaModels:
     """The served model, under each of its names."""
@@ -119,12 +203,12 @@ async def show_version() -> OllamaVersion:
     return {"version": API_VERSION}
 
 
-@router.post("/api/show", response_model=ShowResponse)
-async def show(body: ShowRequest, serving: ServingOf) -> Response:
+@router.post("/api/show")
+async def show(body: ShowRequest, serving: ServingOf) -> ShowResponse:
     """What the model is."""
     serving.check_model(body.model or body.name)
     engine, details = serving.engine, _details(serving)
-    shown: ShowResponse = {
+    return {
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value}" for name, value in engine.default_sampling.items()),
         "template": engine.chat_template or "",
@@ -137,7 +221,6 @@ async def show(body: ShowRequest, serving: ServingOf) -> Response:
         "capabilities": ["completion", *await _capabilities(serving)],
         "modified_at": serving.model.created_at,
     }
-    return JSONResponse(shown)
 
 
 @router.post("/api/pull", response_model=PullStatus, responses=streamed(PullStatus, LINES))
@@ -176,12 +259,13 @@ def _model(serving: Serving, name: str) -> OllamaModel:
 def _details(serving: Serving) -> OllamaDetails:
     info, file = serving.engine.info, serving.config.model
     family = re.sub(r"For[A-Z].*", "", info.architecture).lower()
+    unit, size, digits = next((unit for unit in _UNITS if info.num_parameters >= unit[1]), _UNITS[-1])
     return {
         "parent_model": "",
         "format": "gguf" if BUNDLED.get(file, file).endswith(".gguf") else "safetensors",
         "family": family,
         "families": [family],
-        "parameter_size": _parameter_size(info.num_parameters),
+        "parameter_size": f"{info.num_parameters / size:.{digits}f}{unit}",
         "quantization_level": _level(serving),
     }
 
@@ -200,11 +284,3 @@ def _size(serving: Serving) -> int:
     info = serving.engine.info
     bits = [int(found) for found in re.findall(r"Q(\d)", info.quantization)] or [_BITS.get(_level(serving), 16)]
     return int(info.num_parameters * sum(bits) / len(bits) / 8)
-
-
-def _parameter_size(count: int) -> str:
-    """As Ollama rounds."""
-    for unit, size, digits in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 0)):
-        if count >= size:
-            return f"{count / size:.{digits}f}{unit}"
-    return str(count)
