@@ -2,6 +2,7 @@
 
 from typing import Any, Literal
 
+import msgspec
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
@@ -103,9 +104,8 @@ NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorResponse, "des
 async def entrance(request: Request, serving: ServingOf) -> Response:
     """The page for browsers; other clients, which want to see that somebody is there, get a few words."""
     wants_page = serving.config.page and "text/html" in request.headers.get("accept", "")
-    response = (
-        await PageFiles().get_response(INDEX, request.scope) if wants_page else JSONResponse(Entrance().model_dump())
-    )
+    words = JSONResponse(Entrance().model_dump())
+    response = await PageFiles().get_response(INDEX, request.scope) if wants_page else words
     response.headers["vary"] = "Accept"
     return response
 
@@ -116,31 +116,26 @@ async def entrance(request: Request, serving: ServingOf) -> Response:
 @router.post("/ping", response_model=Health, responses=UNAVAILABLE)
 async def ready(serving: ServingOf) -> Response:
     """200 while a completion would be answered; 503 otherwise, with the reason."""
-    health = health_of(serving)
-    return _health(health, is_well=health.status == "ok")
+    return _health(serving, "ok")
 
 
 @router.get("/health/live", response_model=Health, responses=UNAVAILABLE)
 async def live(serving: ServingOf) -> Response:
     """503 when only another server process would help: a restart of the engine is under way, or none was of use."""
-    health = health_of(serving)
-    return _health(health, is_well=health.status not in ("frozen", "stuck", "dead"))
+    return _health(serving, "ok", "restarting", "draining")
 
 
-def _health(health: Health, *, is_well: bool) -> Response:
-    return JSONResponse(health.model_dump(exclude_none=True), 200 if is_well else 503)
-
-
-def health_of(serving: Serving) -> Health:
-    engine = serving.engine.health()
-    is_draining = serving.drained_by is not None
-    return Health(
+def _health(serving: Serving, *good: str) -> Response:
+    """200 where the status is one of the good ones."""
+    engine, is_draining = serving.engine.health(), serving.drained_by is not None
+    health = Health(
         status="draining" if is_draining else engine.status,
         reason="the server finishes what runs, and then ends" if is_draining else engine.reason or None,
         beat_age=round(engine.beat_age, 3),
         step_age=round(engine.step_age, 3),
         num_steps=engine.num_steps,
     )
+    return JSONResponse(health.model_dump(exclude_none=True), 200 if health.status in good else 503)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {TEXT: {}, OPENMETRICS: {}}}})
@@ -178,22 +173,16 @@ async def load(serving: ServingOf) -> Load:
 @router.get("/server_info")
 async def server_info(serving: ServingOf) -> ServerInfo:
     """What is served, and on what."""
-    info = serving.engine.info
-    known = {name: getattr(info, name) for name in ServerInfo.model_fields if hasattr(info, name)}
-    return ServerInfo(version=version(), model=serving.model.id, **known)
+    return ServerInfo(version=version(), model=serving.model.id, **msgspec.structs.asdict(serving.engine.info))
 
 
 @router.get("/tokenizer_info")
 async def tokenizer_info(serving: ServingOf) -> TokenizerInfo:
     """Special tokens and chat template."""
-    engine = serving.engine
-    tokens = engine.tokenizer.special_tokens
+    engine, info = serving.engine, serving.engine.info
     return TokenizerInfo(
-        vocab_size=engine.info.vocab_size,
-        model_max_length=engine.info.max_model_len,
+        vocab_size=info.vocab_size,
+        model_max_length=info.max_model_len,
         chat_template=engine.chat_template,
-        bos_token=tokens.get("bos_token"),
-        eos_token=tokens.get("eos_token"),
-        pad_token=tokens.get("pad_token"),
-        unk_token=tokens.get("unk_token"),
+        **engine.tokenizer.special_tokens,
     )

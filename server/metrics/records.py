@@ -2,8 +2,9 @@
 
 import time
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
+
+import msgspec
 
 from scheduler.timeline import Timeline
 
@@ -22,8 +23,7 @@ class Phases(NamedTuple):
     decode: float
 
 
-@dataclass(slots=True, kw_only=True)
-class ChoiceRecord:
+class ChoiceRecord(msgspec.Struct, kw_only=True):
     """One continuation of one prompt. Times are seconds of the monotonic clock, None for what has not happened."""
 
     request_id: str
@@ -76,8 +76,7 @@ class ChoiceRecord:
         return Phases(queued - self.received, admitted - queued, first - admitted, end - first)
 
 
-@dataclass(slots=True, eq=False)
-class RequestRecord:
+class RequestRecord(msgspec.Struct, eq=False):
     """One HTTP request."""
 
     received: float
@@ -103,13 +102,13 @@ class RequestRecord:
     """HTTP status of the answer; 0 while none was sent."""
     error: str | None = None
     """The code or type of the error that was the answer."""
-    choices: list[ChoiceRecord] = field(default_factory=list)
+    choices: list[ChoiceRecord] = []
     """The first MAX_CHOICES."""
     num_choices: int = 0
     num_open: int = 1
     """What is not over: the HTTP exchange, work in the background."""
     ended: float | None = None
-    trace_context: dict[str, str] = field(default_factory=dict)
+    trace_context: dict[str, str] = {}
     """The headers `traceparent` and `tracestate`."""
 
     MAX_CHOICES = 64
@@ -123,19 +122,19 @@ class RequestRecord:
         """The choice that has not ended, or ended last."""
         return max(self.choices, key=lambda choice: choice.ended or float("inf"), default=None)
 
-    def token_counts(self) -> tuple[int, int, int]:
-        """Prompt tokens and cached ones, each prompt's once, and output tokens of all choices."""
+    def token_counts(self) -> dict[str, int]:
+        """Of prompts, each counted once, and of all outputs."""
         prompts = self.choices[:: self.n]
-        return (
-            sum(choice.num_prompt_tokens for choice in prompts),
-            sum(choice.num_cached_tokens for choice in prompts),
-            sum(choice.num_output_tokens for choice in self.choices),
-        )
+        return {
+            "prompt_tokens": sum(choice.num_prompt_tokens for choice in prompts),
+            "cached_tokens": sum(choice.num_cached_tokens for choice in prompts),
+            "output_tokens": sum(choice.num_output_tokens for choice in self.choices),
+        }
 
     def log_fields(self, model: str) -> dict[str, Any]:
         """What its line in the log says: seconds of the slowest choice, and tokens of all."""
         assert self.ended is not None
-        fields: dict[str, Any] = {
+        fields = {
             "request_id": self.request_id,
             "response_id": self.response_id,
             "model": model,
@@ -143,14 +142,11 @@ class RequestRecord:
             "e2e": round(self.ended - self.received, 4),
         }
         if (slowest := self.slowest()) is not None:
-            prompt, cached, output = self.token_counts()
             ttft = slowest.time_to_first_token
             fields |= {
                 "choices": self.num_choices,
                 "finish_reason": slowest.finish_reason,
-                "prompt_tokens": prompt,
-                "cached_tokens": cached,
-                "output_tokens": output,
+                **self.token_counts(),
                 "queue": round(slowest.phases(self.ended).queue, 4),
                 "ttft": None if ttft is None else round(ttft, 4),
                 "itl": round(slowest.time_per_output_token, 5) or None,

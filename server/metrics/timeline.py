@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -114,76 +114,57 @@ async def request_timeline(request_id: str, request: Request, serving: ServingOf
     if record.ended is None:
         with contextlib.suppress(Unavailable, TimeoutError):  # what the engine said before is better than nothing
             snapshots = {one.request_id: one for one in (await request.app.state.live.snapshot()).requests}
-    timeline = timeline_of(record, serving.model.id, snapshots, serving.requests.wait_causes)
+    now = time.monotonic()
+    timeline = _filled(
+        RequestTimeline,
+        record,
+        id=record.request_id,
+        model=serving.model.id,
+        status="running" if record.ended is None else "ended",
+        http_status=record.status or None,
+        received_at=round(record.received_at, 3),
+        seconds=round((record.ended or now) - record.received, 6),
+        choices=[_choice_timeline(choice, snapshots.get(choice.request_id)) for choice in record.choices],
+        why=reasons(record, serving.requests.wait_causes, now),
+    )
     return Response(msgspec.json.encode(timeline), media_type="application/json")
 
 
-def timeline_of(
-    record: RequestRecord, model: str, snapshots: Mapping[str, RequestSnapshot], causes: Iterable[WaitCause]
-) -> RequestTimeline:
-    """`snapshots` are of choices that run, by their ids, and may lack any."""
-    now = time.monotonic()
-    choices = [_choice(choice, snapshots.get(choice.request_id)) for choice in record.choices]
-    return {
-        "id": record.request_id,
-        "response_id": record.response_id,
-        "method": record.method,
-        "route": record.route,
-        "model": model,
-        "status": "running" if record.ended is None else "ended",
-        "http_status": record.status or None,
-        "error": record.error,
-        "received_at": round(record.received_at, 3),
-        "seconds": round((record.ended or now) - record.received, 6),
-        "num_choices": record.num_choices,
-        "choices": choices,
-        "why": reasons(record, causes, now),
-    }
+def _filled(form: Any, *sources: msgspec.Struct, **others: Any) -> dict[str, Any]:
+    """A dictionary of this form, with what the sources have under the same names, and the others."""
+    known = {name: value for source in sources for name, value in msgspec.structs.asdict(source).items()} | others
+    return {name: known[name] for name in form.__annotations__}
 
 
-def _choice(choice: ChoiceRecord, snapshot: RequestSnapshot | None) -> ChoiceTimeline:
-    status: Literal["waiting", "running", "ended"] = "waiting" if choice.admitted is None else "running"
-    num_output, num_blocks = choice.num_output_tokens, None
+def _choice_timeline(choice: ChoiceRecord, snapshot: RequestSnapshot | None) -> dict[str, Any]:
+    """The snapshot is there for a choice that runs, unless the engine has not answered."""
+    state: dict[str, Any] = {"status": "waiting" if choice.admitted is None else "running", "num_blocks": None}
     if choice.ended is not None:
-        status, num_blocks = "ended", 0
+        state = {"status": "ended", "num_blocks": 0}
     elif snapshot is not None:
         choice.timeline = snapshot.timeline
-        status = "running" if snapshot.is_running else "waiting"
-        num_output = snapshot.num_tokens - snapshot.num_prompt_tokens
-        num_blocks = sum(map(bool, snapshot.block_ids))
-    timeline = choice.timeline
+        state["status"] = "running" if snapshot.is_running else "waiting"
+        state["num_output_tokens"] = snapshot.num_tokens - snapshot.num_prompt_tokens
+        state["num_blocks"] = sum(map(bool, snapshot.block_ids))
 
-    def since(moment: float | None) -> Any:
+    def since(moment: float | None) -> float | None:
         return None if moment is None else round(moment - choice.received, 6)
 
-    return {
-        "id": choice.request_id,
-        "status": status,
-        "finish_reason": choice.finish_reason,
-        "num_prompt_tokens": choice.num_prompt_tokens,
-        "num_cached_tokens": choice.num_cached_tokens,
-        "num_output_tokens": num_output,
-        "num_blocks": num_blocks,
-        "queued": since(timeline.queued),
-        "admitted": since(timeline.admitted),
-        "first_token": since(choice.first_token),
-        "ended": since(choice.ended),
-        "chunks": [
-            {
-                "at": since(one.time),
-                "num_tokens": one.num_tokens,
-                "num_step_tokens": one.num_step_tokens,
-                "num_step_requests": one.num_step_requests,
-            }
-            for one in timeline.chunks
-        ],
-        "num_chunks": timeline.num_chunks,
-        "num_preemptions": timeline.num_preemptions,
-        "num_recomputed_tokens": timeline.num_recomputed_tokens,
-        "num_decode_steps": timeline.num_decode_steps,
-        "mean_step_requests": round(timeline.mean_step_requests, 2),
-        "time_per_output_token": round(choice.time_per_output_token, 6),
-    }
+    timeline = choice.timeline
+    return _filled(
+        ChoiceTimeline,
+        timeline,
+        choice,
+        id=choice.request_id,
+        queued=since(timeline.queued),
+        admitted=since(timeline.admitted),
+        first_token=since(choice.first_token),
+        ended=since(choice.ended),
+        chunks=[_filled(PromptChunk, chunk, at=since(chunk.time)) for chunk in timeline.chunks],
+        mean_step_requests=round(timeline.mean_step_requests, 2),
+        time_per_output_token=round(choice.time_per_output_token, 6),
+        **state,
+    )
 
 
 def reasons(record: RequestRecord, causes: Iterable[WaitCause], now: float) -> list[str]:

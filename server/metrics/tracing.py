@@ -85,17 +85,17 @@ def _attributes(record: RequestRecord, model: str) -> dict[str, Any]:
     if slowest is None or ended is None:
         return attributes
     _, queue, prefill, decode = slowest.phases(ended)
-    num_prompt, num_cached, num_output = record.token_counts()
+    tokens = record.token_counts()
     return attributes | {
         "gen_ai.request.temperature": slowest.temperature,
         "gen_ai.request.top_p": slowest.top_p,
         "gen_ai.request.max_tokens": slowest.max_tokens,
         "gen_ai.response.finish_reasons": [choice.finish_reason or "abort" for choice in record.choices],
-        "gen_ai.usage.input_tokens": num_prompt,
-        "gen_ai.usage.output_tokens": num_output,
-        "gen_ai.usage.prompt_tokens": num_prompt,
-        "gen_ai.usage.completion_tokens": num_output,
-        "gen_ai.usage.cached_tokens": num_cached,
+        "gen_ai.usage.input_tokens": tokens["prompt_tokens"],
+        "gen_ai.usage.output_tokens": tokens["output_tokens"],
+        "gen_ai.usage.prompt_tokens": tokens["prompt_tokens"],
+        "gen_ai.usage.completion_tokens": tokens["output_tokens"],
+        "gen_ai.usage.cached_tokens": tokens["cached_tokens"],
         "gen_ai.usage.num_sequences": record.num_choices,
         "gen_ai.latency.e2e": ended - record.received,
         "gen_ai.latency.time_to_first_token": slowest.time_to_first_token,
