@@ -67,13 +67,13 @@ class DetokenizeResponse(TypedDict):
     content: str
 
 
-class TemplateResponse(TypedDict):
-    prompt: str
-
-
 class TemplateRequest(ChatPromptFields):
     messages: Messages
     media_io_kwargs: Annotated[Any, Unsupported(({},))] = None
+
+
+class TemplateResponse(TypedDict):
+    prompt: str
 
 
 @router.post("/tokenize", response_model=TokenizeResponse | ContentTokens)
@@ -83,58 +83,28 @@ async def tokenize(body: TokenizeRequest, request: ParsedRequest, serving: Servi
     return await request.answer(lambda: _tokenize(serving, body))
 
 
-@router.post("/detokenize", response_model=DetokenizeResponse)
-async def detokenize(body: DetokenizeRequest, request: ParsedRequest, serving: ServingOf) -> Response:
-    """The text of token ids."""
-    return await request.answer(lambda: _detokenize(serving, body))
-
-
-@router.post("/apply-template", response_model=TemplateResponse)
-async def apply_template(body: TemplateRequest, request: ParsedRequest, serving: ServingOf) -> Response:
-    """A chat's prompt."""
-    return await request.answer(lambda: _apply_template(serving, body))
-
-
 async def _tokenize(serving: Serving, body: TokenizeRequest) -> TokenizeResponse | ContentTokens:
     tokenizer = serving.engine.tokenizer
     token_ids = await _token_ids(serving, body)
+    odd, needed = ("with_pieces", "content") if body.content is None else ("return_token_strs", "prompt or messages")
+    if getattr(body, odd):
+        raise InvalidRequest(f"{odd} needs {needed}", param=odd)
     if body.content is None:
-        if body.with_pieces:
-            raise InvalidRequest("with_pieces needs content", param="with_pieces")
         spellings = [tokenizer.token(one) for one in token_ids] if body.return_token_strs else None
         max_model_len = serving.engine.info.max_model_len
         return {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": spellings}
-    if body.return_token_strs:
-        raise InvalidRequest("return_token_strs needs prompt or messages", param="return_token_strs")
     if not body.with_pieces:
         return {"tokens": [*token_ids]}
     return {"tokens": [{"id": one, "piece": _piece(tokenizer.token_bytes(one))} for one in token_ids]}
 
 
-async def _detokenize(serving: Serving, body: DetokenizeRequest) -> DetokenizeResponse:
-    vocab_size = serving.engine.info.vocab_size
-    if (largest := max(body.tokens, default=0)) >= vocab_size:
-        message = f"token id {largest} is outside the vocabulary of {vocab_size} tokens"
-        raise InvalidRequest(message, param="tokens")
-    text = await serving.engine.decode(body.tokens, skip_special_tokens=False)
-    return {"prompt": text, "content": text}
-
-
-async def _apply_template(serving: Serving, body: TemplateRequest) -> TemplateResponse:
-    rendered = await body.render(serving, opened=body.add_generation_prompt)
-    return {"prompt": rendered.text}
-
-
 async def _token_ids(serving: Serving, body: TokenizeRequest) -> list[int]:
     special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     if body.messages is not None:
-        rendered = await body.render(serving, opened=body.add_generation_prompt, special=bool(special))
-        return rendered.token_ids
+        return (await body.render(serving, opened=body.add_generation_prompt, special=bool(special))).token_ids
     body.check_without_messages()
-    text = body.prompt if body.prompt is not None else body.content
-    assert text is not None, body
-    default = body.prompt is not None
-    return await serving.engine.encode(text, add_special_tokens=default if special is None else special)
+    special = body.content is None if special is None else special
+    return await serving.engine.encode(body.prompt or body.content or "", add_special_tokens=special)
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -142,3 +112,28 @@ def _piece(data: bytes) -> str | list[int]:
         return data.decode()
     except UnicodeDecodeError:
         return list(data)
+
+
+@router.post("/detokenize", response_model=DetokenizeResponse)
+async def detokenize(body: DetokenizeRequest, request: ParsedRequest, serving: ServingOf) -> Response:
+    """The text of token ids."""
+
+    async def answer() -> DetokenizeResponse:
+        vocab_size = serving.engine.info.vocab_size
+        if (largest := max(body.tokens, default=0)) >= vocab_size:
+            message = f"token id {largest} is outside the vocabulary of {vocab_size} tokens"
+            raise InvalidRequest(message, param="tokens")
+        text = await serving.engine.decode(body.tokens, skip_special_tokens=False)
+        return {"prompt": text, "content": text}
+
+    return await request.answer(answer)
+
+
+@router.post("/apply-template", response_model=TemplateResponse)
+async def apply_template(body: TemplateRequest, request: ParsedRequest, serving: ServingOf) -> Response:
+    """A chat's prompt."""
+
+    async def answer() -> TemplateResponse:
+        return {"prompt": (await body.render(serving, opened=body.add_generation_prompt)).text}
+
+    return await request.answer(answer)

@@ -21,11 +21,9 @@ from server.documented import LINES, streamed
 from server.errors import OllamaError, error_statuses
 from server.ollama.chat import OllamaBody
 from server.openai.base import Timeout
-from server.openai.embeddings import Embedder, PoolingFields, TextToEmbed, prompts_of
+from server.openai.embeddings import PoolingFields, embedded, filled, prompts_of, shaped
 from server.serving import Serving, ServingOf
-from server.sse import until_disconnect
 from server.structured import STRICT
-from server.vectors import filled, shaped
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses(form=OllamaError))
 
@@ -176,9 +174,9 @@ async def _vectors(
     fields = PoolingFields(
         timeout_s=body.timeout_s, truncate_prompt_tokens=-1 if may_cut else None, truncation_side="right"
     )
-    prompts = await request.prepare(lambda: prompts_of(serving, fields, [TextToEmbed(one, field) for one in texts]))
-    vectors = await until_disconnect(request.receive, Embedder(serving, fields, prompts, "embd-").vectors())
-    return vectors, sum(map(len, prompts))
+    prompts = await request.prepare(lambda: prompts_of(serving, fields, {field: (texts, None)}))
+    head, vectors = await embedded(request, serving, fields, prompts, "embd-")
+    return vectors, head["usage"]["prompt_tokens"]
 
 
 @router.get("/api/tags")

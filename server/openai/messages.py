@@ -6,17 +6,14 @@ from pydantic import Discriminator, Field, Tag
 from typing_extensions import TypedDict
 
 from server.sampling import Text
-from server.structured import STRICT
 from server.tools import arguments_in_history, result_text
 
 
-@STRICT
 class TextPart(TypedDict):
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-@STRICT
 class RefusalPart(TypedDict):
     type: Literal["refusal"]
     refusal: str
@@ -25,27 +22,23 @@ class RefusalPart(TypedDict):
 Content = str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
 
 
-@STRICT
 class CalledFunction(TypedDict):
     name: str
     arguments: NotRequired[Any]
     """JSON of an object, or whatever a model wrote."""
 
 
-@STRICT
 class FunctionCall(TypedDict):
     id: NotRequired[str | None]
     type: NotRequired[Literal["function"]]
     function: CalledFunction
 
 
-@STRICT
 class CalledTool(TypedDict):
     name: str
     input: NotRequired[Any]
 
 
-@STRICT
 class CustomCall(TypedDict):
     """A call whose input is any text."""
 
@@ -58,39 +51,33 @@ def type_of(given: Any) -> Any:
     return given.get("type") if isinstance(given, dict) else None
 
 
-def _kind_of_call(given: Any) -> str:
-    return "custom" if type_of(given) == "custom" else "function"
-
-
 ToolCall = Annotated[
-    Annotated[FunctionCall, Tag("function")] | Annotated[CustomCall, Tag("custom")], Discriminator(_kind_of_call)
+    Annotated[FunctionCall, Tag("function")] | Annotated[CustomCall, Tag("custom")],
+    Discriminator(lambda given: "custom" if type_of(given) == "custom" else "function"),
 ]
 
 
-class _Message(TypedDict):
+class _Message(TypedDict, total=False):
     """What every message may have, beside other keys that a template knows."""
 
-    tool_calls: NotRequired[list[ToolCall] | None]
-    function_call: NotRequired[CalledFunction | None]
+    tool_calls: list[ToolCall] | None
+    function_call: CalledFunction | None
     """The older form of a call."""
-    tool_call_id: NotRequired[str | None]
+    tool_call_id: str | None
 
 
-@STRICT
 class AssistantMessage(_Message):
     role: Literal["assistant"]
     content: NotRequired[Content | None]
     refusal: NotRequired[Any]
 
 
-@STRICT
 class ToolMessage(_Message):
     role: Literal["tool", "function"]
     content: NotRequired[str | list[dict[str, Any]] | None]
     """Parts that are no text leave a word in their place."""
 
 
-@STRICT
 class ChatMessage(_Message):
     """Of users and systems, and of whatever roles a template knows."""
 
@@ -112,43 +99,33 @@ Message = Annotated[
 Messages = Annotated[list[Message], Field(min_length=1)]
 
 
-@STRICT
-class Function(TypedDict):
+class FunctionName(TypedDict):
     name: Text
+
+
+class Function(FunctionName):
     description: NotRequired[Any]
     parameters: NotRequired[dict[str, Any] | None]
     """A JSON schema."""
 
 
-@STRICT
 class FunctionTool(TypedDict):
     type: Literal["function"]
     function: Function
 
 
-@STRICT
 class OtherTool(TypedDict):
     """Of OpenAI's own servers: passed over, and named in the answer's header."""
 
     type: Annotated[str, Field(json_schema_extra={"not": {"const": "function"}})]
 
 
-def _kind_of_tool(given: Any) -> str:
-    kind = type_of(given)
-    return "other" if isinstance(kind, str) and kind != "function" else "function"
-
-
 Tool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")], Discriminator(_kind_of_tool)
+    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Discriminator(lambda given: "function" if type_of(given) in (None, "function") else "other"),
 ]
 
 
-@STRICT
-class FunctionName(TypedDict):
-    name: Text
-
-
-@STRICT
 class NamedFunction(TypedDict):
     """The name stands in `function`, or beside the type, as OpenAI's Responses API has it."""
 
@@ -157,7 +134,6 @@ class NamedFunction(TypedDict):
     name: NotRequired[Text]
 
 
-@STRICT
 class AllowedTools(TypedDict):
     """With a mode, auto or required, and the tools that may be called."""
 
@@ -176,28 +152,17 @@ def template_messages(messages: list[Any], passed_over: list[str]) -> list[dict[
 
 
 def _template_message(given: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
-    message = _without_older_names(given)
+    """The older names, of a function's call and of its result, become a tool's."""
+    message = {name: value for name, value in given.items() if name not in ("tool_calls", "function_call")}
+    message["role"] = "tool" if given["role"] == "function" else given["role"]
     if message["role"] == "tool":
-        content = result_text(message.get("content"), f"{where}.content", "messages", passed_over)
+        message["content"] = result_text(given.get("content"), f"{where}.content", "messages", passed_over)
     else:
-        content = _content(message)
-    converted = {**message, "content": content}
-    calls = converted.pop("tool_calls", None)
-    if calls:
-        converted["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
-    return converted
-
-
-def _without_older_names(message: dict[str, Any]) -> dict[str, Any]:
-    """A function's call and its result as a tool's."""
-    if message["role"] == "function":
-        message = {**message, "role": "tool"}
-    if "function_call" not in message:
-        return message
-    plain = {name: value for name, value in message.items() if name != "function_call"}
-    if message["function_call"] is None:
-        return plain
-    return {"tool_calls": [{"type": "function", "function": message["function_call"]}], **plain}
+        message["content"] = _content(given)
+    older = given.get("function_call")
+    if calls := given.get("tool_calls", older and [{"type": "function", "function": older}]):
+        message["tool_calls"] = [_tool_call(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls)]
+    return message
 
 
 def _content(message: dict[str, Any]) -> str:

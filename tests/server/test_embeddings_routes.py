@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from configs.settings import ServerConfig
 from server.app import create_app
-from server.openai.embeddings import PAIRS
-from server.vectors import cosines, normalized
+from server.openai.embeddings import PAIRS, cosines, normalized
 from tests.server.conftest import MODEL
 from tests.server.fake_engine import BOS, FakeEngine
 from tests.server.test_http_errors import check_error
