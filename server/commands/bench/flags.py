@@ -9,9 +9,8 @@ import math
 import random
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NamedTuple
-from urllib.parse import urlsplit
 
-from pydantic import Field, Json, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, HttpUrl, Json, StringConstraints, TypeAdapter, ValidationError
 
 from server.flags import Parser
 
@@ -50,10 +49,6 @@ class Lengths(NamedTuple):
 Type = Callable[[str], Any]
 
 
-def _refused(what: str, text: str) -> argparse.ArgumentTypeError:
-    return argparse.ArgumentTypeError(f"not {what}: {text!r}")
-
-
 def typed(kind: Any, what: str) -> Type:
     """The type of what pydantic takes for a `kind`; `what` it is, a refusal says."""
     adapter = TypeAdapter(kind)
@@ -62,7 +57,7 @@ def typed(kind: Any, what: str) -> Type:
         try:
             return adapter.validate_python(text)
         except ValidationError:
-            raise _refused(what, text) from None
+            raise argparse.ArgumentTypeError(f"not {what}: {text!r}") from None
 
     return parse
 
@@ -72,23 +67,36 @@ def number(what: str, **limits: Any) -> Type:
     return typed(Annotated[float, Field(allow_inf_nan=False, **limits)], f"a number {what}")
 
 
+def listed(kind: Type) -> Type:
+    """The type of values of one kind between commas."""
+    return lambda text: [kind(part) for part in text.split(",")]
+
+
+def pair(separator: str, first: Any, second: Any, what: str) -> Type:
+    """The type of two values on both sides of the first separator."""
+    return typed(Annotated[tuple[first, second], BeforeValidator(lambda text: text.split(separator, 1))], what)
+
+
+Word = Annotated[str, StringConstraints(strip_whitespace=True)]
+Key = Annotated[Word, Field(min_length=1)]
+Printable = Field(pattern="^[ -~]*$")
+
 count = typed(Annotated[int, Field(ge=1)], "an integer of at least 1")
 natural = typed(Annotated[int, Field(ge=0)], "an integer of at least 0")
 positive, not_negative = number("above 0", gt=0), number("of at least 0", ge=0)
+rate = typed(Annotated[float, Field(gt=0)], "a number above 0, or inf")
 share, precision = number("above 0 and at most 1", gt=0, le=1), number("of at least 0.01", ge=0.01)
 spread, percentile = number("from 0 to 0.999", ge=0, le=0.999), number("from 0 to at most 100", ge=0, le=100)
 json_object = typed(Json[dict[str, Any]], "a JSON object")
 metric = typed(Literal[tuple(METRICS)], f"one of {', '.join(METRICS)}")
-
-
-def rate(text: str) -> float:
-    """A number above 0, or inf."""
-    return math.inf if text == "inf" else float(positive(text))
-
-
-def listed(kind: Type) -> Type:
-    """The type of values of one kind between commas."""
-    return lambda text: [kind(part) for part in text.split(",")]
+label = pair("=", Key, Word, "KEY=VALUE")
+header = pair("=", Annotated[Key, Printable], Annotated[Word, Printable], "a header, as KEY=VALUE")
+objective = pair(
+    ":",
+    Literal[OBJECTIVES],
+    Annotated[float, Field(ge=0, allow_inf_nan=False)],
+    f"one of {', '.join(OBJECTIVES)} and a number of milliseconds, as ttft:200",
+)
 
 
 def lengths(text: str) -> Lengths:
@@ -100,41 +108,17 @@ def lengths(text: str) -> Lengths:
     return found
 
 
+http_url = typed(HttpUrl, "a URL like http://localhost:8000")
+
+
 def url(text: str) -> str:
     """An address like http://HOST:PORT or https://HOST/PATH."""
-    try:
-        parts = urlsplit(text)
-        is_good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        is_good = False
-    if not is_good or parts.query or parts.fragment:
-        raise _refused("a URL like http://localhost:8000", text)
-    if parts.username is not None:  # it would be printed and saved
+    found = http_url(text)
+    if found.query is not None or found.fragment is not None:
+        raise argparse.ArgumentTypeError(f"not a URL without a query: {text!r}")
+    if found.username is not None or found.password is not None:  # it would be printed and saved
         raise argparse.ArgumentTypeError("a URL must not hold a name or password: give a --header")
     return text
-
-
-def pair(text: str) -> tuple[str, str]:
-    """KEY=VALUE"""
-    key, equals, value = (part.strip() for part in text.partition("="))
-    if not key or not equals:
-        raise _refused("KEY=VALUE", text)
-    return key, value
-
-
-def header(text: str) -> tuple[str, str]:
-    """KEY=VALUE that fits a line of HTTP."""
-    if not text.isascii() or not text.isprintable():
-        raise _refused("a header", text)
-    return pair(text)
-
-
-def objective(text: str) -> tuple[str, float]:
-    """NAME:MILLISECONDS"""
-    name, _, limit = text.partition(":")
-    if name not in OBJECTIVES:
-        raise _refused(f"one of {', '.join(OBJECTIVES)} and its limit, as ttft:200", text)
-    return name, not_negative(limit)
 
 
 Row = tuple[str, Any, str, Any, str]
@@ -206,7 +190,7 @@ RESULTS: list[Row] = [
     ("--result-dir", str, "FOLDER", ".", "where to"),
     ("--result-filename", str, "NAME", None, "named how (default: label, rate, model and time)"),
     ("--label", str, "TEXT", "octavo", "kept in the result"),
-    ("--metadata", pair, "KEY=VALUE …", [], "kept in the result"),
+    ("--metadata", label, "KEY=VALUE …", [], "kept in the result"),
     ("--disable-tqdm", SWITCH, "", False, "no progress bar"),
 ]
 ARRIVALS: list[Row] = [
@@ -262,26 +246,20 @@ def add_benchmarks(bench: Parser) -> dict[str, Parser]:
             group = parser if title == "options" else parser.add_argument_group(title)
             for row in rows:
                 _add(group, *row)
-    parsers["sweep"].set_defaults(
-        ramp_up_strategy=None, compare=None, repeats=1, request_rate=[math.inf], num_prompts=1
-    )
+    unused = {"ramp_up_strategy": None, "compare": None, "repeats": 1, "request_rate": [math.inf], "num_prompts": 1}
+    parsers["sweep"].set_defaults(**unused)
     return parsers
 
 
 def _add(group: Any, name: str, kind: Any, metavar: str, default: Any, text: str) -> None:
     if kind is not SWITCH and default not in (None, REQUIRED, []):
         each = default if isinstance(default, list) else [default]
-        shown = ",".join(f"{value:g}" if isinstance(value, float) else str(value) for value in each)
-        text = f"{text} (default: {shown})"
+        text += f" (default: {','.join(f'{x:g}' if isinstance(x, float) else str(x) for x in each)})"
     options: dict[str, Any] = {"required": True} if default is REQUIRED else {"default": default}
     if kind in (SWITCH, EITHER):
         options["action"] = kind
     elif isinstance(kind, tuple):
         options["choices"] = kind
     else:
-        options |= {
-            "type": kind,
-            "metavar": metavar.removesuffix(" …"),
-            "nargs": "+" if metavar.endswith(" …") else None,
-        }
+        options |= {"type": kind, "metavar": metavar.removesuffix(" …"), "nargs": "+" if " …" in metavar else None}
     group.add_argument(name, help=text, **options)
