@@ -153,7 +153,7 @@ async def prompt_maker(target: Target) -> PromptMaker:
         ids = np.linspace(FIRST_ID, LAST_ID, NUM_CHECKED, dtype=int).tolist()
         response = await target.send(Request(ids, 1))
         # a server may put a token before them; one that counts otherwise took them for something else
-        if response.error is None and response.prompt_tokens in (0, NUM_CHECKED, NUM_CHECKED + 1):
+        if not response.error and response.prompt_tokens in (0, NUM_CHECKED, NUM_CHECKED + 1):
             return PromptMaker("token ids, exact", range(FIRST_ID, LAST_ID + 1))
     # what more words cost than fewer, by the server's own count: without its template or prefix
     few = WORDS[:8]
@@ -202,7 +202,7 @@ class Bench:
         first, *others = self._samples(1 + arguments.num_warmups, Draws.of(arguments.seed, "warm-up", self.side))
         self._num_read = 0
         await self.target.check(first[0])
-        run = await self._drive(Run(), [sample[:1] for sample in others])
+        run = await self.drive(Run(), [sample[:1] for sample in others])
         if run.interrupted:
             raise UsageError("interrupted during the warm-up")
 
@@ -240,11 +240,11 @@ class Bench:
                 bar.update()
                 return stop is not None and stop(response)
 
-            run = await self._drive(Run(on_response), samples, arrivals, arguments.probe_request_rate)
+            run = await self.drive(Run(on_response), samples, arrivals, arguments.probe_request_rate)
         run.measure(arguments)
         return run
 
-    async def _drive(
+    async def drive(
         self, run: Run, samples: Sequence[Sample], arrivals: Sequence[float] | None = None, probe_rate: float = 0.0
     ) -> Run:
         """Ctrl-C ends the run and keeps the responses that were whole."""
@@ -255,8 +255,9 @@ class Bench:
             try:
                 await asyncio.wait([run.work])
             except asyncio.CancelledError:
-                swallow_interrupt()
                 run.interrupted = True
+                if task := asyncio.current_task():
+                    task.uncancel()  # it goes on to report
             run.duration = time.perf_counter() - run.began
         run.work.cancel()
         probing.cancel()
@@ -293,7 +294,7 @@ class Bench:
                 # a timer's step may be too early by half a millisecond
                 response = await self.target.send(request, now if due is None else min(due, now))
             run.keep(response)
-            if response.error is not None:
+            if response.error:
                 return
             if len(sample) > 1:
                 history = [*as_messages(request.prompt), {"role": "assistant", "content": response.text}]
@@ -312,13 +313,6 @@ class Bench:
                 await _sleep_until(due)
                 group.create_task(send(due))
                 due += 1 / rate
-
-
-def swallow_interrupt() -> None:
-    """Ctrl-C has cancelled this task, which goes on to report."""
-    task = asyncio.current_task()
-    assert task is not None
-    task.uncancel()
 
 
 async def _sleep_until(due: float) -> None:

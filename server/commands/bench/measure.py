@@ -189,7 +189,7 @@ def _probe_figures(probes: Sequence[Response]) -> dict[str, Any]:
 
 def whole(responses: Sequence[Response]) -> list[Response]:
     """Those that did not fail."""
-    return [response for response in responses if response.error is None]
+    return [response for response in responses if not response.error]
 
 
 def by_due(responses: Sequence[Response]) -> list[Response]:
@@ -213,7 +213,7 @@ def kinds(metric: str, percentiles: Sequence[float]) -> dict[str, Figure]:
 
 def is_good(response: Response, goodput: Mapping[str, float]) -> bool:
     """Whether it is whole and within every limit in milliseconds; one token has no time per token to be too long."""
-    if response.error is not None:
+    if response.error:
         return False
     return all((getattr(response, name) or 0.0) * 1e3 <= limit for name, limit in goodput.items())
 
@@ -277,23 +277,24 @@ class Trial:
     @property
     def error_counts(self) -> dict[str, int]:
         """How often each message came, the most frequent first."""
-        return dict(Counter(r.error for r in self.responses if r.error is not None).most_common())
+        return dict(Counter(r.error for r in self.responses if r.error).most_common())
 
     @property
     def details(self) -> dict[str, list[Any]]:
         """Each request of all runs, as vLLM's --save-detailed has them: seconds, 0 and empty lists where it failed."""
         ordered = [response for run in self.runs for response in by_due(run.responses)]
-        return {
-            "input_lens": [r.prompt_tokens for r in ordered],
-            "output_lens": [r.output_tokens for r in ordered],
-            "ttfts": [0.0 if r.error else r.ttft for r in ordered],
-            "itls": [[] if r.error else r.itl for r in ordered],
-            "latencies": [0.0 if r.error else r.e2el for r in ordered],
-            "start_times": [r.due for r in ordered],
-            "queue_times": [r.client_queue_time for r in ordered],
-            "generated_texts": [r.text for r in ordered],
-            "errors": [r.error or "" for r in ordered],
+        columns = {
+            "input_lens": "prompt_tokens",
+            "output_lens": "output_tokens",
+            "ttfts": "ttft",
+            "itls": "itl",
+            "latencies": "e2el",
+            "start_times": "due",
+            "queue_times": "client_queue_time",
+            "generated_texts": "text",
+            "errors": "error",
         }
+        return {column: [getattr(response, name) for response in ordered] for column, name in columns.items()}
 
 
 def interval(values: Sequence[float]) -> list[float]:

@@ -15,9 +15,10 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -54,9 +55,16 @@ KERNEL_COLUMNS = ("kernel", "rows", "ms", "GB/s", "GFLOP/s", "limit", "% of limi
 
 def run(config: EngineConfig, arguments: argparse.Namespace) -> int:
     """Print the figures of the benchmark that `arguments.bench` names. Raises `UsageError`."""
-    measure = {"kernels": _kernels, "quality": _quality, "streaming": _streaming}.get(arguments.bench, _with_engine)
+    measure = {
+        "throughput": _throughput,
+        "latency": _latency,
+        "streaming": _streaming,
+        "kernels": _kernels,
+        "quality": _quality,
+    }[arguments.bench]
     try:
-        report = measure(config, arguments)
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
+            report = runner.run(measure(config, arguments))
     except RequestError as error:
         raise UsageError(error.message) from error
     for form, names in FORMS.items():
@@ -74,45 +82,35 @@ def _print_line(name: str, value: str) -> None:
 # --- an engine without HTTP -------------------------------------------------------------------------------------------
 
 
-def _with_engine(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
-    prompts: list[tuple[str, int]] = []
-    if arguments.bench == "latency":
-        _check_latency_flags(config, arguments)
-    elif arguments.dataset is not None:
-        samples = read_lines("--dataset", arguments.dataset, arguments.output_len)
-        prompts = [(r.prompt, r.output_len) for sample in samples for r in sample if isinstance(r.prompt, str)]
-        if len(prompts) < sum(map(len, samples)):
-            raise UsageError(f"--dataset {arguments.dataset}: prompts must be texts")
-
-    async def measure() -> dict[str, Any]:
-        engine, draw = await AsyncEngine.start(config), random.Random(config.seed)
-        try:
-            if arguments.bench == "latency":
-                report = await _latency(engine, arguments, draw)
-            else:
-                report = await _throughput(engine, arguments, draw, prompts)
-            names = ("dtype", "quantization", "device", "attention_backend", "num_threads")
-            return report | {name: getattr(engine.info, name) for name in names}
-        finally:
-            await engine.shutdown()
-
-    return asyncio.run(measure())
+@asynccontextmanager
+async def _engine(config: EngineConfig) -> AsyncIterator[tuple[AsyncEngine, dict[str, Any]]]:
+    """A warm engine, and what a report says of it."""
+    engine = await AsyncEngine.start(config)
+    try:
+        await _complete(engine, [0] * 4, 2, "warm-up")
+        names = ("dtype", "quantization", "device", "attention_backend", "num_threads")
+        yield engine, {name: getattr(engine.info, name) for name in names}
+    finally:
+        await engine.shutdown()
 
 
-async def _throughput(
-    engine: AsyncEngine, arguments: argparse.Namespace, draw: random.Random, prompts: list[tuple[str, int]]
-) -> dict[str, Any]:
+async def _throughput(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """All prompts at once: those of a file, or random ones. Equal seeds give equal prompts and lengths."""
-    work = [(await engine.encode(prompt), num_tokens) for prompt, num_tokens in prompts] or [
-        (_random_prompt(engine, draw, arguments.input_len.draw(draw)), arguments.output_len.draw(draw))
-        for _ in range(arguments.num_prompts)
-    ]
-    for token_ids, num_tokens in work:
-        engine.validate(token_ids, _exactly(num_tokens))
-    await _complete(engine, [0] * 4, 2, "warm-up")
-    started = time.perf_counter()
-    timings = await _complete_all(engine, work)
-    seconds = time.perf_counter() - started
+    samples = read_lines("--dataset", arguments.dataset, arguments.output_len) if arguments.dataset else []
+    requests = [request for sample in samples for request in sample]
+    if not all(isinstance(request.prompt, str) for request in requests):
+        raise UsageError(f"--dataset {arguments.dataset}: prompts must be texts")
+    draw = random.Random(config.seed)
+    async with _engine(config) as (engine, info):
+        work = [(await engine.encode(str(request.prompt)), request.output_len) for request in requests] or [
+            (_random_prompt(engine, draw, arguments.input_len.draw(draw)), arguments.output_len.draw(draw))
+            for _ in range(arguments.num_prompts)
+        ]
+        for token_ids, num_tokens in work:
+            engine.validate(token_ids, _exactly(num_tokens))
+        started = time.perf_counter()
+        timings = await _complete_all(engine, work)
+        seconds = time.perf_counter() - started
     num_prompt_tokens, num_output_tokens = sum(len(ids) for ids, _ in work), sum(t.num_tokens for t in timings)
     return {
         "requests": len(work),
@@ -122,33 +120,30 @@ async def _throughput(
         "requests_per_second": round(len(work) / seconds, 3),
         "output_tokens_per_second": round(num_output_tokens / seconds, 2),
         "total_tokens_per_second": round((num_prompt_tokens + num_output_tokens) / seconds, 2),
+        **info,
     }
 
 
-def _check_latency_flags(config: EngineConfig, arguments: argparse.Namespace) -> None:
-    if not config.enable_prefix_caching:
-        raise UsageError("bench latency needs prefix caching, to have all requests decode together")
-    if arguments.output_len < 2:
-        raise UsageError("--output-len must be at least 2: the time per token is that between two")
-    if max(arguments.batch_sizes) > config.max_num_seqs:
-        raise UsageError(f"--batch-sizes: a step takes at most --max-num-seqs {config.max_num_seqs} requests")
-
-
-async def _latency(engine: AsyncEngine, arguments: argparse.Namespace, draw: random.Random) -> dict[str, Any]:
+async def _latency(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """One batch at a time, by batch size and context. Raises `UsageError` when the largest does not fit."""
     input_len, batch_size, output_len = max(arguments.input_lens), max(arguments.batch_sizes), arguments.output_len
-    engine.validate([0] * input_len, _exactly(output_len))
-    block_size, room = engine.info.block_size, engine.info.kv_cache_tokens
-    if -(-(input_len + output_len) // block_size) * batch_size * block_size > room:
-        raise UsageError(
-            f"{batch_size} requests of {input_len} + {output_len} tokens do not fit the KV cache of {room} tokens; "
-            "--kv-cache-tokens makes it larger"
-        )
-    await _complete(engine, [0] * 4, 2, "warm-up")
-    print_row(BATCH_COLUMNS)
-    results = []
-    for input_len in arguments.input_lens:
-        for batch_size in arguments.batch_sizes:
+    if not config.enable_prefix_caching:
+        raise UsageError("bench latency needs prefix caching, to have all requests decode together")
+    if output_len < 2:
+        raise UsageError("--output-len must be at least 2: the time per token is that between two")
+    if batch_size > config.max_num_seqs:
+        raise UsageError(f"--batch-sizes: a step takes at most --max-num-seqs {config.max_num_seqs} requests")
+    draw, results = random.Random(config.seed), []
+    async with _engine(config) as (engine, info):
+        engine.validate([0] * input_len, _exactly(output_len))
+        block_size, room = engine.info.block_size, engine.info.kv_cache_tokens
+        if -(-(input_len + output_len) // block_size) * batch_size * block_size > room:
+            raise UsageError(
+                f"{batch_size} requests of {input_len} + {output_len} tokens do not fit the KV cache of {room} tokens; "
+                "--kv-cache-tokens makes it larger"
+            )
+        print_row(BATCH_COLUMNS)
+        for input_len, batch_size in product(arguments.input_lens, arguments.batch_sizes):
             batches = [
                 await measure_batch(engine, draw, batch_size, input_len, output_len) for _ in range(arguments.repeats)
             ]
@@ -162,7 +157,7 @@ async def _latency(engine: AsyncEngine, arguments: argparse.Namespace, draw: ran
             }
             print_row(list(result.values()))
             results.append(result)
-    return {"output_len": output_len, "repeats": arguments.repeats, "results": results}
+    return {"output_len": output_len, "repeats": arguments.repeats, "results": results, **info}
 
 
 async def measure_batch(
@@ -221,12 +216,7 @@ async def _complete(engine: AsyncEngine, token_ids: list[int], num_tokens: int, 
 # --- HTTP without a model ---------------------------------------------------------------------------------------------
 
 
-def _streaming(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_stream(config, arguments))
-
-
-async def _stream(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+async def _streaming(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """Streams of one token and of many are measured; the difference is the tokens' share."""
     from server.http_server import make_server  # a second's work, for this benchmark alone
 
@@ -295,7 +285,7 @@ def _read_streams(url: str, num_streams: int, body: bytes) -> int:
 # --- inside the engine ------------------------------------------------------------------------------------------------
 
 
-def _kernels(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+async def _kernels(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """Each C++ kernel, on the model's own weights, against what the machine can do."""
     options = {name: getattr(arguments, name) for name in ("rows", "context", "repeats")}
     report = _measure_inside("kernels", config, options)
@@ -314,7 +304,7 @@ def _cell(value: object) -> str:
     return "–" if value is None else f"{value:,.1f}" if isinstance(value, float) else str(value)
 
 
-def _quality(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
+async def _quality(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """What the weights' and activations' type costs, against float32, on a text."""
     path = Path(arguments.text or TEXT)
     try:

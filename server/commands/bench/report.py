@@ -147,19 +147,16 @@ def _notes(trial: Trial) -> list[str]:
 
 def _plain(value: Any) -> Any:
     """The value of a flag, or of several, for JSON, which knows no infinity."""
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list):
         return [_plain(each) for each in value]
-    is_infinite = isinstance(value, float) and math.isinf(value)
-    return str(value) if is_infinite or isinstance(value, tuple) else value
+    return str(value) if value == math.inf or isinstance(value, tuple) else value
 
 
 def _trial_json(trial: Trial, arguments: argparse.Namespace) -> dict[str, Any]:
     """How the load was offered, and the figures."""
     ramp = ("ramp_up_strategy", "ramp_up_start_rps", "ramp_up_end_rps") if arguments.ramp_up_strategy else ()
-    load = {name: getattr(arguments, name) for name in ("num_prompts", "burstiness", "max_concurrency", *ramp)}
-    found = {**_plain({**load, "request_rate": trial.rate}), **trial.figures}
+    load = {name: _plain(getattr(arguments, name)) for name in ("num_prompts", "burstiness", "max_concurrency", *ramp)}
+    found = {**load, "request_rate": _plain(trial.rate), **trial.figures}
     found |= {"interrupted": trial.interrupted, "notes": _notes(trial)}
     return found | ({"error_counts": trial.error_counts} if trial.error_counts else {})
 

@@ -13,12 +13,13 @@ from configs.errors import UsageError
 from server.commands.serve import loop_factory
 
 from .flags import CHAT, COMPLETIONS, FILE
-from .load import SMALL_REQUEST, Bench, read_lines, swallow_interrupt
-from .measure import Trial, is_good, percentile, ratio
+from .load import SMALL_REQUEST, Bench, read_lines
+from .measure import Run, Trial, is_good, percentile, ratio
 from .report import LABELS, RATES, block, latency_names, print_row, publish
 from .target import Response
 
 INTERRUPTED, NOT_VALID = 130, 1
+HELD, NOT_HELD, CTRL_C = "held", "not held", "interrupted"
 MIN_PROMPTS = 10
 MAX_HALVINGS = 6
 COLUMNS = ("req/s", "requests", "good", "P99 TTFT", "P99 E2EL", "")
@@ -150,110 +151,92 @@ def _publish_ratios(benches: list[Bench], trials: list[Trial], arguments: argpar
     publish(arguments, benches[0], trials, body, f"{arguments.compare} against {arguments.url}", text)
 
 
-class Sweep:
-    """The search: doubling the rate until one does not hold, then halving the gap, on a logarithmic scale."""
-
-    def __init__(self, bench: Bench, arguments: argparse.Namespace) -> None:
-        self.bench = bench
-        self.arguments = arguments
-        self.trials: list[Trial] = []
-        self.highest: float | None = None
-        """The highest rate that held, in requests per second."""
-        self.lowest: float | None = None
-        """The lowest rate that did not."""
-        self.ended: str | None = None
-        """Why the search ended before its time."""
-
-    async def search(self) -> None:
-        """Ends when the rates are within --precision of each other, at --max-rate, or when even start / 64 fails."""
-        rate: float | None = min(self.arguments.start_rate, self.arguments.max_rate)
-        while rate is not None:
-            holds = await self._holds(rate)
-            if self.ended is not None:
-                return
-            if holds:
-                self.highest = rate
-            else:
-                self.lowest = rate
-            rate = self._next()
-
-    def _next(self) -> float | None:
-        arguments, low, high = self.arguments, self.highest, self.lowest
-        if low is None:
-            assert high is not None
-            return high / 2 if high > arguments.start_rate / 2**MAX_HALVINGS else None
-        if high is None:
-            return min(2 * low, arguments.max_rate) if low < arguments.max_rate else None
-        return math.sqrt(low * high) if high / low > 1 + arguments.precision else None
-
-    async def _holds(self, rate: float) -> bool:
-        """Whether enough of the requests of this rate are good; a trial ends once too many are not."""
-        goodput, attainment = self.arguments.goodput, self.arguments.attainment
-        count = max(MIN_PROMPTS, round(rate * self.arguments.duration))
-        most = count - math.ceil(attainment * count - 1e-9)
-        num_bad = 0
-
-        def is_lost(response: Response) -> bool:
-            nonlocal num_bad
-            num_bad += not is_good(response, goodput)
-            return bool(num_bad > most)
-
-        try:
-            await self.bench.target.send(SMALL_REQUEST)  # comes after what the server may still have to do
-        except asyncio.CancelledError:
-            swallow_interrupt()
-            self.ended = "interrupted"
-            return False
-        run = await self.bench.run(rate, rate, count, is_lost)
-        self.trials.append(Trial(rate, [run], interrupted=run.interrupted))
-        # the share of good requests may be the client's
-        late = (run.health.why_wrong(name, percentile(100 * attainment), ms / 1e3) for name, ms in goodput.items())
-        if run.interrupted:
-            self.ended = "interrupted"
-        elif why := run.health.why_too_busy or next(filter(None, late), None):
-            self.ended = f"at {rate:.3g} requests/s {why}"
-        elif num_bad > most and run.figures["peak_concurrent_requests"] <= 1:
-            self.ended = "even one request at a time does not keep the limits"
-        share = "-" if run.figures["good_share"] is None else f"{run.figures['good_share']:.0%}"
-        values = (run.figures.get(f"p99_{name}_ms") for name in ("ttft", "e2el"))
-        latencies = ("-" if value is None else f"{value:.0f} ms" for value in values)
-        verdict = self.ended or ("not held" if num_bad > most else "held")
-        print_row([f"{rate:.3g}", len(run.responses), share, *latencies, verdict])
-        return bool(num_bad <= most)
-
-    def summary(self) -> str:
-        limits = " ".join(f"{name}:{limit:g}" for name, limit in self.arguments.goodput.items())
-        share = f"{self.arguments.attainment:.0%} of the requests within {limits} ms"
-        is_held = self.highest is not None
-        held = f"{self.highest:.3g} requests/s is the highest rate that kept" if is_held else "No rate kept"
-        failed = "" if self.lowest is None else f"; {self.lowest:.3g} did not"
-        return f"{held} {share}{failed}" + (f" (the search ended early: {self.ended})" if self.ended else "")
-
-
 async def _sweep(arguments: argparse.Namespace) -> int:
+    """Ends when the rates are within --precision of each other, at --max-rate, or when even start / 64 fails."""
     arguments.metric_percentiles = sorted({*arguments.metric_percentiles, 99.0})
     bench = Bench(arguments.url, arguments)
-    sweep = Sweep(bench, arguments)
+    trials: list[Trial] = []
+    highest: float | None = None  # that held
+    lowest: float | None = None  # that did not
+    ended: str | None = None  # why, before its time
     try:
         await bench.open()
         print_row(COLUMNS)
-        await sweep.search()
+        while ended is None and (rate := _next_rate(highest, lowest, arguments)) is not None:
+            verdict = await _offer(bench, rate, arguments, trials)
+            if verdict == HELD:
+                highest = rate
+            elif verdict == NOT_HELD:
+                lowest = rate
+            else:
+                ended = verdict
     finally:
         bench.target.close()
-    print(sweep.summary())
+    limits = " ".join(f"{name}:{limit:g}" for name, limit in arguments.goodput.items())
+    summary = "No rate kept" if highest is None else f"{highest:.3g} requests/s is the highest rate that kept"
+    summary += f" {arguments.attainment:.0%} of the requests within {limits} ms"
+    summary += "" if lowest is None else f"; {lowest:.3g} did not"
+    summary += "" if ended is None else f" (the search ended early: {ended})"
+    print(summary)
 
     def body(runs: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "highest_rate": sweep.highest,
-            "lowest_rate_not_held": sweep.lowest,
+            "highest_rate": highest,
+            "lowest_rate_not_held": lowest,
             "goodput": arguments.goodput,
             "attainment": arguments.attainment,
-            "ended_early": sweep.ended,
+            "ended_early": ended,
             "runs": [{**run, "num_prompts": run["completed"] + run["failed"]} for run in runs],
         }
 
-    trials = sorted(sweep.trials, key=lambda trial: trial.rate)
-    publish(arguments, bench, trials, body, f"Rates of {bench.target.model}", sweep.summary())
-    if sweep.ended == "interrupted":
+    trials.sort(key=lambda trial: trial.rate)
+    publish(arguments, bench, trials, body, f"Rates of {bench.target.model}", summary)
+    if ended == CTRL_C:
         return INTERRUPTED
-    return NOT_VALID if sweep.ended or sweep.highest is None else 0
+    return NOT_VALID if ended or highest is None else 0
+
+
+def _next_rate(held: float | None, not_held: float | None, arguments: argparse.Namespace) -> float | None:
+    """Twice the rate until one does not hold, then half the gap, on a logarithmic scale; None for no more."""
+    if held is not None and not_held is not None:
+        return math.sqrt(held * not_held) if not_held / held > 1 + arguments.precision else None
+    if held is not None:
+        return min(2 * held, arguments.max_rate) if held < arguments.max_rate else None
+    if not_held is not None:
+        return not_held / 2 if not_held > arguments.start_rate / 2**MAX_HALVINGS else None
+    return float(min(arguments.start_rate, arguments.max_rate))
+
+
+async def _offer(bench: Bench, rate: float, arguments: argparse.Namespace, trials: list[Trial]) -> str:
+    """Add and print a trial, which ends once too many requests are not good. Returns `held`, `not held`, or why the
+    search ends."""
+    goodput, attainment = arguments.goodput, arguments.attainment
+    count = max(MIN_PROMPTS, round(rate * arguments.duration))
+    most = count - math.ceil(attainment * count - 1e-9)
+    num_bad = 0
+
+    def is_lost(response: Response) -> bool:
+        nonlocal num_bad
+        num_bad += not is_good(response, goodput)
+        return bool(num_bad > most)
+
+    drained = await bench.drive(Run(), [[SMALL_REQUEST]])  # comes after what the server may still have to do
+    if drained.interrupted:
+        return CTRL_C
+    run = await bench.run(rate, rate, count, is_lost)
+    trials.append(Trial(rate, [run], interrupted=run.interrupted))
+    # the share of good requests may be the client's
+    late = (run.health.why_wrong(name, percentile(100 * attainment), ms / 1e3) for name, ms in goodput.items())
+    if run.interrupted:
+        verdict = CTRL_C
+    elif why := run.health.why_too_busy or next(filter(None, late), None):
+        verdict = f"at {rate:.3g} requests/s {why}"
+    elif num_bad > most and run.figures["peak_concurrent_requests"] <= 1:
+        verdict = "even one request at a time does not keep the limits"
+    else:
+        verdict = NOT_HELD if num_bad > most else HELD
+    share = "-" if run.figures["good_share"] is None else f"{run.figures['good_share']:.0%}"
+    values = (run.figures.get(f"p99_{name}_ms") for name in ("ttft", "e2el"))
+    latencies = ("-" if value is None else f"{value:.0f} ms" for value in values)
+    print_row([f"{rate:.3g}", len(run.responses), share, *latencies, verdict])
+    return verdict

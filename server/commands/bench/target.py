@@ -63,7 +63,8 @@ class Response:
     output_tokens: int = 0
     has_usage: bool = False
     pieces: list[str] = field(default_factory=list)
-    error: str | None = None
+    error: str = ""
+    """Why there is no whole answer."""
     _rest: bytes = b""
 
     def receive(self, data: bytes, now: float) -> None:
@@ -113,11 +114,11 @@ class Response:
 
     @property
     def ttft(self) -> float:
-        return self.token_times[0] - self.due
+        return 0.0 if self.error else self.token_times[0] - self.due
 
     @property
     def e2el(self) -> float:
-        return self.end - self.due
+        return 0.0 if self.error else self.end - self.due
 
     @property
     def tpot(self) -> float | None:
@@ -127,7 +128,8 @@ class Response:
     @property
     def itl(self) -> list[float]:
         """Seconds between events that hold tokens."""
-        return [later - earlier for earlier, later in pairwise(self.token_times)]
+        times = [] if self.error else self.token_times
+        return [later - earlier for earlier, later in pairwise(times)]
 
     @property
     def client_queue_time(self) -> float:
@@ -279,7 +281,7 @@ class Target:
     async def check(self, request: Request) -> Response:
         """The response to one request. Raises `UsageError` with what the server says against it."""
         response = await self.send(request)
-        if response.error is not None:
+        if response.error:
             raise UsageError(f"{self.url}{self.endpoint} does not answer a first request: {response.error}")
         return response
 

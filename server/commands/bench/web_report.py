@@ -4,6 +4,7 @@ Plots are inline SVG, coloured by the page's CSS variables, so that they follow 
 """
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -128,7 +129,8 @@ def _timeline(title: str, run: Run) -> str:
             if end > begin
         ]
         how = "failed" if response.error else "answered"
-        parts.append(f"<g><title>request {index + 1}: {how} after {response.e2el:.3f} s</title>{''.join(boxes)}</g>")
+        seconds = response.end - response.due
+        parts.append(f"<g><title>request {index + 1}: {how} after {seconds:.3f} s</title>{''.join(boxes)}</g>")
     legend = {"client queue": "c4", "to first token": "c1", "tokens": "c0", "failed": "bad"}
     return _figure(title, parts, legend)
 
@@ -202,8 +204,6 @@ def _ticks(values: Sequence[float]) -> list[float]:
 
 def _decades(values: Sequence[float]) -> list[float]:
     """1, 2, 5, 10, …: from the last at most the least positive value to the first at least the greatest."""
-    low = max(min((value for value in values if value > 0), default=1.0), 1e-9)
     steps = [factor * 10.0**power for power in range(-9, 10) for factor in (1, 2, 5)]
-    first = max(index for index, step in enumerate(steps) if step <= low)
-    last = next(index for index, step in enumerate(steps) if step >= max(*values, low) and index > first)
-    return steps[first : last + 1]
+    first = bisect_right(steps, min((value for value in values if value > steps[0]), default=1.0)) - 1
+    return steps[first : max(first + 1, bisect_left(steps, max(values))) + 1]
