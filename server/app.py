@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -40,11 +41,11 @@ PROTOCOLS = (
 def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> FastAPI:
     """`engine` has started and is shut down by the caller. Raises `SettingsError` for keys that cannot be read."""
     serving = Serving(engine, config, model_name)
-    app = FastAPI(
+    app = FastAPIOffline(
         title="Octavo",
         version=version(),
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
+        static_url="/page/docs",
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # ours is in server/metrics
     )
