@@ -1,7 +1,7 @@
 """From a request's items and fields to a `Chat`, and to the response that begins."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from pydantic_core import to_json
@@ -12,7 +12,7 @@ from configs.settings import ServerConfig
 from server.chat import Chat
 from server.generation import Generation
 from server.openai.responses.events import ResponseObject
-from server.openai.responses.models import InputItem, Item, ResponsesRequest, item_kind, new_id
+from server.openai.responses.models import InputItem, Item, ResponsesRequest, Status, item_kind, new_id
 from server.sampling import given_fields
 from server.structured import response_format, structured_outputs
 from server.tools import arguments_in_history, flat_name, json_text, offered, result_text, tool_choice
@@ -43,59 +43,55 @@ def read_items(
                 raise InvalidRequest(f"{where}: no stored response holds an item {shown(item['id'])}", param="input")
             items.append(found)
         else:
-            items.append(_READERS[kind](item, where, passed_over))
+            kind, fields = _READERS[kind](item, where, passed_over)
+            status = item.get("status") if item.get("status") in get_args(Status) else "completed"
+            items.append({"type": kind, "id": item.get("id") or new_id(kind), "status": status, **fields})
     return items
 
 
-def _head(item: dict[str, Any], kind: str) -> dict[str, Any]:
-    status = item.get("status")
-    is_known = status in ("in_progress", "completed", "incomplete")
-    return {"type": kind, "id": item.get("id") or new_id(kind), "status": status if is_known else "completed"}
-
-
-def _message(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
+def _message(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str, Any]]:
     """With parts of the kind that fits its role."""
-    role, given = item["role"], item["content"]
+    given = item["content"]
     if isinstance(given, str):
         given = [{"type": "input_text", "text": given}]
-    if role == "assistant":
+    if item["role"] == "assistant":
         output = {"type": "output_text", "annotations": [], "logprobs": []}
-        parts = [part if part["type"] == "refusal" else {**output, "text": part["text"]} for part in given]
+        parts = [
+            {"type": "refusal", "refusal": part["refusal"]}
+            if part["type"] == "refusal"
+            else {**output, "text": part["text"]}
+            for part in given
+        ]
     else:
         parts = [{"type": "input_text", "text": _text(part)} for part in given]
-    return {**_head(item, "message"), "role": role, "content": parts}
+    return "message", {"role": item["role"], "content": parts}
 
 
-def _reasoning(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
-    read = {**_head(item, "reasoning"), "content": _typed(item, "content", "reasoning_text") or None}
-    read["summary"] = _typed(item, "summary", "summary_text")
-    if "encrypted_content" in item:
-        read["encrypted_content"] = item["encrypted_content"]
-    if item.get("encrypted_content"):
-        passed_over.append(f"{where}.encrypted_content")
-    return read
+def _reasoning(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str, Any]]:
+    content, summary = (
+        [{"type": kind, "text": part["text"]} for part in item.get(name) or ()]
+        for name, kind in (("content", "reasoning_text"), ("summary", "summary_text"))
+    )
+    passed_over += [f"{where}.encrypted_content"] if item.get("encrypted_content") else []
+    encrypted = {"encrypted_content": item["encrypted_content"]} if "encrypted_content" in item else {}
+    return "reasoning", {"summary": summary, "content": content or None, **encrypted}
 
 
-def _typed(item: dict[str, Any], name: str, kind: str) -> list[dict[str, Any]]:
-    return [{"type": kind, "text": part["text"]} for part in item.get(name) or ()]
-
-
-def _call(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
+def _call(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str, Any]]:
     """A call of whatever kind as one of a function: local_shell_call as one of `local_shell`."""
-    kind = item["type"]
-    call = {**_head(item, "function_call"), "call_id": item["call_id"]}
-    if kind == "function_call" or kind == "custom_tool_call":
+    kind, call = item["type"], {"call_id": item["call_id"]}
+    if kind in ("function_call", "custom_tool_call"):
         call["name"] = item["name"]
         call |= {"namespace": item["namespace"]} if item.get("namespace") else {}
         arguments = item.get("arguments") if kind == "function_call" else {"input": item.get("input")}
     else:
         call["name"] = kind.removesuffix("_call")
         arguments = {key: value for key, value in item.items() if key not in _ABOUT_ITEMS}
-    call["arguments"] = arguments if isinstance(arguments, str) else json_text(arguments, where, "input")
-    return call
+    text = arguments if isinstance(arguments, str) else json_text(arguments, where, "input")
+    return "function_call", {**call, "arguments": text}
 
 
-def _output(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
+def _output(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str, Any]]:
     """What a call of whatever kind gave, as the result of a function."""
     call_id, output = item.get("call_id") or item.get("id"), item["output"]
     if call_id is None:
@@ -106,7 +102,7 @@ def _output(item: dict[str, Any], where: str, passed_over: list[str]) -> dict[st
         output = result_text(parts, f"{where}.output", "input", passed_over)
     elif not isinstance(output, str):  # of a shell, say
         output = json_text(output, f"{where}.output", "input")
-    return {**_head(item, "function_call_output"), "call_id": call_id, "output": output}
+    return "function_call_output", {"call_id": call_id, "output": output}
 
 
 _READERS = {
@@ -116,7 +112,7 @@ _READERS = {
     "client_call": _call,
     "output": _output,
 }
-"""By `item_kind`."""
+"""What makes of an item, by its `item_kind`, one that is kept: its type and the fields of its own."""
 
 
 def template_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
@@ -145,21 +141,22 @@ def template_messages(items: Iterable[Item]) -> list[dict[str, Any]]:
             _assistant_message(messages, "content")["content"] = _joined(item["content"])
         else:
             messages.append({"role": item["role"], "content": _joined(item["content"])})
-    return [
-        {"content": "", **message} for message in messages if message.keys() & {"content", "tool_calls"}
-    ]  # reasoning that led to nothing is no message
+    # reasoning that led to nothing is no message
+    return [{"content": "", **message} for message in messages if message.keys() & {"content", "tool_calls"}]
 
 
-_ORDER = {"reasoning_content": 0, "content": 1, "tool_calls": 2}
+_NOT_BEHIND = {
+    "reasoning_content": {"reasoning_content", "content", "tool_calls"},
+    "content": {"content", "tool_calls"},
+    "tool_calls": set(),
+}
+"""What ends an assistant's message when a part of it comes."""
 
 
 def _assistant_message(messages: list[dict[str, Any]], part: str) -> dict[str, Any]:
-    """The message that `part` belongs to: the last one, if it is the assistant's and not past that part; a new one."""
-    if messages and messages[-1]["role"] == "assistant":
-        last = max(_ORDER.get(name, -1) for name in messages[-1])
-        if last < _ORDER[part] or last == _ORDER[part] == _ORDER["tool_calls"]:
-            return messages[-1]
-    messages.append({"role": "assistant"})
+    """The message that `part` belongs to: the last one or a new one."""
+    if not messages or messages[-1]["role"] != "assistant" or messages[-1].keys() & _NOT_BEHIND[part]:
+        messages.append({"role": "assistant"})
     return messages[-1]
 
 
