@@ -28,7 +28,6 @@ from server.ollama import catalog as ollama_catalog
 from server.ollama import chat as ollama_chat
 from server.openai import chat, completions, embeddings
 from server.openai.responses import routes as responses
-from server.openai.responses.store import ResponseStore
 from server.page import PageFiles
 from server.serving import Serving
 
@@ -51,7 +50,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
     )
     app.state.serving = serving
     app.state.live = live.LiveView(serving)
-    app.state.responses = ResponseStore(config)
+    app.state.responses = responses.ResponseStore(config)
     app.openapi = functools.cache(functools.partial(_openapi, app.openapi, config))  # type: ignore[method-assign]
 
     def document(request: Request) -> Response:

@@ -257,8 +257,19 @@ def namespaces_of(tools: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     return {flat_name(space, one["name"]): (space, one["name"]) for space, one in _functions(tools) if space}
 
 
-def first_response(body: ResponsesRequest, generation: Generation, tools: list[dict[str, Any]]) -> ResponseObject:
-    """The response before anything has been generated."""
+_DEFAULTS = {
+    "background": False,
+    "parallel_tool_calls": True,
+    "store": True,
+    "top_logprobs": 0,
+    "truncation": "disabled",
+}
+
+
+def first_response(body: ResponsesRequest, generation: Generation, tools: list[dict[str, Any]]) -> Any:
+    """The `ResponseObject` before anything has been generated; what it shares with the request comes back."""
+    names = ResponseObject.__annotations__
+    shared = {name: getattr(body, name) if name in ResponsesRequest.model_fields else None for name in names}
     params = generation.prompts[0].params
     choice: Any = body.tool_choice or "auto"
     if isinstance(choice, dict) and choice.get("function"):  # as /v1/chat/completions has it
@@ -266,35 +277,21 @@ def first_response(body: ResponsesRequest, generation: Generation, tools: list[d
     text = body.text or {}
     form = {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"}
     return {
+        **shared,
+        **{name: default for name, default in _DEFAULTS.items() if shared[name] is None},
         "id": generation.id,
         "object": "response",
         "created_at": generation.created,
-        "completed_at": None,
         "status": "queued" if body.background else "in_progress",
-        "background": bool(body.background),
-        "error": None,
-        "incomplete_details": None,
-        "instructions": body.instructions,
-        "max_output_tokens": body.max_output_tokens,
-        "max_tool_calls": body.max_tool_calls,
         "model": generation.serving.model.id,
         "output": [],
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "previous_response_id": body.previous_response_id,
-        "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": (body.reasoning or {}).get("effort"), "summary": None},
-        "safety_identifier": body.safety_identifier,
         "service_tier": "default",
-        "store": body.store is not False,
         "temperature": params.temperature,
         "text": _raw(form),
         "tool_choice": _raw(choice),
         "tools": _raw(tools),
-        "top_logprobs": body.top_logprobs or 0,
         "top_p": params.top_p,
-        "truncation": body.truncation or "disabled",
-        "usage": None,
-        "user": body.user,
         "metadata": body.metadata or {},
     }
 

@@ -218,10 +218,8 @@ class ResponseWriter:
     """Those that nobody has taken out."""
     _num_events: int = 0
     _open: _OpenItem | None = None
-    _num_decided: int = 0
-    """Tokens whose text means something. That of the others may be half a marker."""
     _undecided: list[TokenLogprob] = field(default_factory=list)
-    """Log-probabilities of these others."""
+    """Log-probabilities of tokens whose text means nothing yet, such as half a marker."""
     _num_reasoning: int = 0
 
     def __post_init__(self) -> None:
@@ -286,7 +284,7 @@ class ResponseWriter:
             calls = calls[1:]
         if delta.reasoning:
             self._add_text("reasoning", delta.reasoning)
-            self._count_reasoning()
+            self._num_reasoning = self.generation.num_output_tokens  # nothing comes before it
         if delta.content:
             opened = self._item("message")
             logprobs = self._undecided if opened.pieces else _last_of(self._undecided, delta.content)
@@ -299,10 +297,7 @@ class ResponseWriter:
             space = {"namespace": namespace} if namespace else {}
             self._item("function_call", call_id=call.id, name=name, **space)
             self._add_text("function_call", call.arguments)
-        self._num_decided, self._undecided = self.generation.num_output_tokens, []
-
-    def _count_reasoning(self) -> None:
-        self._num_reasoning += self.generation.num_output_tokens - self._num_decided
+        self._undecided = []
 
     def _add_text(self, kind: str, text: str, **fields: Any) -> None:
         if text:
@@ -339,7 +334,7 @@ class ResponseWriter:
         if self._open is None:
             self._item("message")
         elif self._open.item["type"] == "reasoning":
-            self._count_reasoning()
+            self._num_reasoning = self.generation.num_output_tokens
         if incomplete:
             self._end("incomplete", incomplete_details={"reason": incomplete})
         else:
