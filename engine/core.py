@@ -4,35 +4,21 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Iterable
 
-from configs.errors import InvalidRequest, RequestError, RequestFailed, SettingsError
-from configs.sampling import SamplingParams
+from configs.errors import InvalidRequest, RequestError, RequestFailed
 from configs.settings import EngineConfig
 from scheduler.output import SchedulerOutput
 from scheduler.request import Request, RequestStatus
 from scheduler.scheduler import Scheduler
 
-from .bundled import locate_model
-from .checkpoints import open_checkpoint
-from .device import device_name, resolved, select_device, set_threads
-from .input_batch import InputBatch
-from .kv_cache import plan_num_blocks
-from .loading import LoadedModel, load_model
-from .machine import usable_cores
-from .memory_profile import measured_free_bytes
 from .messages import AddRequest, CoreReady, RequestSnapshot, Snapshot, StepStats, TokenOutput
 from .model_runner import ModelRunner, StepResult, StepUnderWay
 from .models.config import ModelConfig, rope_cache_key
 from .prompt_reader import PromptAnswer
-from .structured.compiler import load_compiler
-from .structured.languages import Languages
-from .structured.trial import TrialProcess
+from .structured.language import Languages
 
 logger = logging.getLogger("octavo.engine")
-
-T = TypeVar("T")
 
 _MAX_WAITING_SHOWN = 256
 """Each costs microseconds between two steps, and on its way to whoever watches."""
@@ -41,69 +27,30 @@ _NO_RESULT = StepResult({}, {}, {}, {}, set())
 
 
 class EngineCore:
-    """Requests in, tokens out, one step at a time.
+    """Requests in, tokens out, one step at a time. Not thread-safe: whoever calls `step` owns the core.
 
-    `ready` tells what was loaded. Not thread-safe: whoever calls `step` owns the core.
+    `engine.start.start_core` makes one, of a checkpoint.
     """
 
     ready: CoreReady
+    """What was loaded."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Load the model and answer one small request, so that the first real one is not slow.
-
-        Raises `UsageError` when the settings, the checkpoint and the machine do not go together.
-        """
-        config = resolved(config, select_device(config.device))
-        self._config = config
-        self._timings: dict[str, float] = {}
-        self._notes: list[str] = []
+    def __init__(
+        self,
+        config: EngineConfig,
+        model_config: ModelConfig,
+        scheduler: Scheduler,
+        runner: ModelRunner,
+        languages: Languages,
+    ) -> None:
+        self.scheduler = scheduler
+        self._model_config = model_config
+        self._runner = runner
+        self._languages = languages
         self._random = random.Random(config.seed)
-        num_threads = config.num_threads or usable_cores()
-        set_threads(num_threads)
-        checkpoint = self._timed("checkpoint", lambda: open_checkpoint(locate_model(config.model)))
-        self._model_config = checkpoint.config
-        max_model_len = max_context(config, checkpoint.config)
-        model = self._timed("weights", lambda: load_model(config, checkpoint))
-        spec, backend = model.spec, model.backend
-        num_blocks = self._timed("kv_cache", lambda: self._allocate(model, max_model_len))
-        windows = set(spec.windows)
-        self.scheduler = Scheduler(
-            config,
-            num_blocks=num_blocks,
-            max_model_len=max_model_len,
-            sliding_window=windows.pop() if len(windows) == 1 else None,
-        )
         self._most_under_way = int(config.async_scheduling or 0)
         self._under_way: deque[tuple[SchedulerOutput, StepUnderWay, float]] = deque()  # launched, not booked
         self._last_step = (0, 0.0, 0.0)  # its tokens, begin and end
-        self._languages = Languages(lambda: load_compiler(config), TrialProcess(config))
-        batch = InputBatch(
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=max_model_len,
-            block_size=config.block_size,
-            language_of=self._languages.of,
-            penalties=model.decoder.ops.make_penalties(checkpoint.config.vocab_size, spec.device),
-        )
-        self._runner = ModelRunner(model.decoder, backend, batch, spec.device, cuda_graphs=config.cuda_graphs)
-        self._timed("warm_up", self._warm_up)
-        self.ready = CoreReady(
-            architecture=checkpoint.config.architecture,
-            num_parameters=model.decoder.weights.num_parameters,
-            weight_bytes=model.decoder.weights.bytes_per_step,
-            kv_bytes_per_token=spec.block_bytes // spec.block_size,
-            dtype=str(spec.dtype).removeprefix("torch."),
-            kv_cache_dtype=str(spec.kv_cache_dtype or spec.dtype).removeprefix("torch."),
-            quantization=model.quantization,
-            device=device_name(spec.device),
-            attention_backend=backend.name,
-            notes=[*model.notes, *self._notes],
-            vocab_size=checkpoint.config.vocab_size,
-            max_model_len=max_model_len,
-            kv_cache_tokens=(num_blocks - 1) * config.block_size,
-            block_size=config.block_size,
-            num_threads=num_threads,
-            timings=self._timings,
-        )
 
     @property
     def has_work(self) -> bool:
@@ -223,49 +170,6 @@ class EngineCore:
                 self._languages.forget([request.request_id])
                 refusals.append(refusal)
         return refusals
-
-    def _allocate(self, model: LoadedModel, max_model_len: int) -> int:
-        num_blocks, notes = plan_num_blocks(
-            self._config,
-            block_bytes=model.spec.block_bytes,
-            max_model_len=max_model_len,
-            free_bytes=measured_free_bytes(model, self._config, max_model_len),
-        )
-        self._notes += notes
-        model.backend.allocate(num_blocks)
-        return num_blocks
-
-    def _warm_up(self) -> None:
-        """One request of several tokens, then one token: the libraries prepare what both kinds of step need."""
-        length = min(8, self.scheduler.max_total_tokens - 2)
-        if length < 1:
-            return
-        # top_p and a penalty: all kernels of sampling
-        params = SamplingParams(max_tokens=2, seed=0, ignore_eos=True, top_p=0.9, repetition_penalty=1.1)
-        self.add_request(AddRequest(request_id="warm-up", prompt_token_ids=[0] * length, sampling_params=params))
-        while self.has_work:
-            self.step()
-
-    def _timed(self, phase: str, work: Callable[[], T]) -> T:
-        start = time.perf_counter()
-        result = work()
-        self._timings[phase] = time.perf_counter() - start
-        return result
-
-
-def max_context(config: EngineConfig, model: ModelConfig) -> int:
-    """Most tokens of a request. Raises `SettingsError` when more are asked for than the checkpoint can tell apart."""
-    limit = model.max_position_embeddings
-    rope, scaling = model.rope.rope_type, model.rope.parameters
-    if rope in ("linear", "dynamic"):  # their factor extends the length that is configured beside it
-        limit = int(limit * scaling["factor"])
-    elif rope == "yarn" and scaling.get("factor"):  # checkpoints give the length before or after the extension
-        limit = max(limit, int(scaling["original_max_position_embeddings"] * scaling["factor"]))
-    if config.max_model_len is None:
-        return limit
-    if not 1 <= config.max_model_len <= limit:
-        raise SettingsError(f"max_model_len must be between 1 and the checkpoint's {limit}; got {config.max_model_len}")
-    return config.max_model_len
 
 
 def _refusal(request: Request, error: RequestError) -> TokenOutput:

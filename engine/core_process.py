@@ -78,10 +78,10 @@ def _lack(error: Exception) -> str | None:
 
 def _load(config: EngineConfig, socket: zmq.Socket[bytes]) -> "EngineCore":
     start = time.perf_counter()
-    from .core import EngineCore  # brings torch, whose import is part of the start-up time
+    from .start import start_core  # brings torch, whose import is part of the start-up time
 
     imported = time.perf_counter() - start
-    core = EngineCore(config)
+    core = start_core(config)
     gc.collect()
     gc.freeze()  # what was loaded stays: collections need not walk it
     _send(socket, msgspec.structs.replace(core.ready, timings={"imports": imported, **core.ready.timings}))

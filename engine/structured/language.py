@@ -5,13 +5,15 @@ Sets of tokens are bits: int32 [ceil(vocab_size / 32)], the lowest bit of a word
 
 import time
 from collections.abc import Collection, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from configs.errors import RequestError
 from engine.transfer import upload
+from scheduler.request import Request
 
 MAX_TOKEN_TIME = 0.25
 """Seconds of a core's time for one token. A grammar with many ways to read one text may need ever more."""
@@ -38,6 +40,36 @@ class Language:
         """Raise ValueError when no output but the empty one belongs to the language."""
         if not Matcher(self, ()).allowed.any():
             raise ValueError("no text belongs to it")
+
+
+class Languages(Protocol):
+    """Those of the requests, as the core asks for them. They are compiled elsewhere: nothing here takes long."""
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `take` has, or will have, something to give."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for their language."""
+        ...
+
+    def __contains__(self, request_id: str, /) -> bool:
+        """Whether the request waits for its language."""
+        ...
+
+    def want(self, request: Request) -> None:
+        """Compile the request's language, if nobody has."""
+        ...
+
+    def take(self, *, wait: bool) -> list[tuple[Request, RequestError | None]]:
+        """Requests whose language is held from now on, or why they have none; waits a few milliseconds if told to."""
+        ...
+
+    def forget(self, request_ids: Iterable[str]) -> None:
+        """These requests have ended, or do not want their language any more; others are ignored."""
+        ...
 
 
 class Matcher:

@@ -1,4 +1,4 @@
-"""`Languages`: those of the requests, compiled beside the steps.
+"""`ThreadedLanguages`: those of the requests, compiled beside the steps.
 
 want ──> cache ────────────────────────────────────────────────────┐
   └───> job (one per StructuredOutput) ──> what is cheap: compiled ┤ take ──> held until `forget`
@@ -22,7 +22,7 @@ from scheduler.request import Request
 
 from .compiler import Compiler
 from .costs import is_cheap
-from .language import Language
+from .language import Language, Languages
 from .trial import MAX_COMPILE_TIME, TrialProcess
 
 logger = logging.getLogger("octavo.engine")
@@ -54,7 +54,7 @@ _Jobs = SimpleQueue[_Job | None]
 """None: a worker may go."""
 
 
-class Languages:
+class ThreadedLanguages(Languages):
     """Called by the thread that owns the core; others compile: one what is cheap, some what may not be."""
 
     def __init__(self, load: Callable[[], Compiler], trials: TrialProcess) -> None:
@@ -75,21 +75,17 @@ class Languages:
 
     @property
     def has_work(self) -> bool:
-        """Whether `take` has, or will have, something to give."""
         return bool(self._ready) or any(job.requests for job in self._jobs.values())
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for their language."""
         return len(self._ready) + sum(len(job.requests) for job in self._jobs.values())
 
     def __contains__(self, request_id: str) -> bool:
-        """Whether the request waits for its language."""
         waiting = any(request_id in job.requests for job in self._jobs.values())
         return waiting or any(request.request_id == request_id for request, _ in self._ready)
 
     def want(self, request: Request) -> None:
-        """Compile the request's language, if nobody has."""
         structured = request.sampling_params.structured
         assert structured is not None
         if (outcome := self._cache.get(structured)) is not None:
@@ -105,7 +101,6 @@ class Languages:
         job.requests[request.request_id] = request
 
     def take(self, *, wait: bool) -> list[tuple[Request, RequestError | None]]:
-        """Requests whose language is held from now on, or why they have none; waits a few milliseconds if told to."""
         wait = wait and not self._ready
         while True:
             try:
@@ -128,7 +123,6 @@ class Languages:
         return self._held.get(request_id)
 
     def forget(self, request_ids: Iterable[str]) -> None:
-        """These requests have ended, or do not want their language any more; others are ignored."""
         for request_id in request_ids:
             self._held.pop(request_id, None)
             self._ready = [entry for entry in self._ready if entry[0].request_id != request_id]

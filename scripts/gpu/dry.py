@@ -21,7 +21,7 @@ BACKEND = "triton"
 def stand_ins() -> Iterator[None]:
     patches = {
         "engine.loading.select_ops": _triton_ops,
-        "engine.core.resolved": _resolved,
+        "engine.start.resolved": _resolved,
         "engine.model_runner.DecodeGraphs": _graphs,
     }
     with ExitStack() as stack:

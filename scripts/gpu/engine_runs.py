@@ -9,6 +9,7 @@ from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 from engine.core import EngineCore
 from engine.messages import AddRequest, TokenOutput
+from engine.start import start_core
 
 from . import dry
 from .plan import Plan
@@ -21,7 +22,7 @@ def make_core(plan: Plan, model: str = "random", **settings: Any) -> EngineCore:
     if plan.is_dry:
         defaults |= {"dtype": "float32", "attention_backend": dry.BACKEND, "num_threads": 1}
         defaults |= {"kv_cache_tokens": 512, "max_model_len": 64, "max_num_seqs": 2}  # padding takes time, too
-    return EngineCore(EngineConfig(model=model, **defaults | settings))
+    return start_core(EngineConfig(model=model, **defaults | settings))
 
 
 def random_prompt(source: random.Random, length: int, vocab_size: int) -> list[int]:

@@ -43,5 +43,5 @@ def random_checkpoint(raw: dict[str, Any], deviation: float = 0.02) -> Checkpoin
 def served(raw: dict[str, Any], deviation: float = 0.02) -> Iterator[Checkpoint]:
     """Whatever model a core is asked for meanwhile, it gets random weights of this shape: the checkpoint."""
     checkpoint = random_checkpoint(raw, deviation)
-    with patch("engine.core.open_checkpoint", lambda path: checkpoint):
+    with patch("engine.start.open_checkpoint", lambda path: checkpoint):
         yield checkpoint

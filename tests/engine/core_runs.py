@@ -9,6 +9,7 @@ from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 from engine.core import EngineCore
 from engine.messages import AddRequest, TokenOutput
+from engine.start import start_core
 from tests.engine.tiny_models import VOCAB_SIZE
 
 
@@ -21,7 +22,7 @@ def make_core(folder: Path, **settings: object) -> EngineCore:
         "kv_cache_tokens": 16384,
         "num_threads": 1,
     }
-    return EngineCore(EngineConfig(model=str(folder), **defaults | settings))
+    return start_core(EngineConfig(model=str(folder), **defaults | settings))
 
 
 def random_prompts(count: int, *, lengths: Sequence[int] = (5, 90), seed: int = 0) -> list[list[int]]:

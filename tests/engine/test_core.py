@@ -12,9 +12,10 @@ from configs.errors import SettingsError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
 from engine.checkpoints import open_checkpoint
-from engine.core import EngineCore, max_context
+from engine.core import EngineCore
 from engine.messages import AddRequest
 from engine.models.config import RopeConfig
+from engine.start import max_context
 from tests.engine.core_runs import add, finish, make_core, random_prompts, token_ids
 from tests.engine.tiny_models import write_tiny
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from configs.errors import CheckpointError
 from configs.settings import EngineConfig
 from engine.checkpoints import open_checkpoint
-from engine.core import max_context
 from engine.llm import LLM
 from engine.loading import load_model
+from engine.start import max_context
 from engine.text.tokenizer import load_tokenizer
 from tests.engine.test_input_processor import byte_level
 from tests.engine.tiny_gguf import write_gguf

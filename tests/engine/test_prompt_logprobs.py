@@ -10,6 +10,7 @@ import torch
 
 from configs.errors import ContextLengthExceeded, InvalidRequest
 from configs.sampling import SamplingParams
+from configs.settings import EngineConfig
 from engine.core import EngineCore
 from engine.input_processor import InputProcessor
 from engine.llm import LLM
@@ -228,7 +229,7 @@ def test_a_prompt_that_gives_no_numbers_fails_alone(
 
 def test_without_output_a_prompt_may_fill_the_context(folder: Path) -> None:
     core = make_core(folder, kv_cache_tokens=1024, max_num_batched_tokens=200)
-    inputs = InputProcessor(core._config)
+    inputs = InputProcessor(EngineConfig(model=str(folder)))
     prompt = random_prompts(1, lengths=(1024, 1024))[0]
     mate = PROMPTS[0]
     inputs.validate(prompt, ASK, core.ready)
@@ -242,7 +243,7 @@ def test_without_output_a_prompt_may_fill_the_context(folder: Path) -> None:
 
 def test_without_output_a_prompt_may_fill_the_cache(folder: Path) -> None:
     core = make_core(folder, kv_cache_tokens=64)
-    inputs = InputProcessor(core._config)
+    inputs = InputProcessor(EngineConfig(model=str(folder)))
     for params, longest in ((ASK, 64), (SamplingParams(max_tokens=1), 64)):
         inputs.validate([5] * longest, params, core.ready)
         [output] = run(core, [[5] * longest], params)

@@ -11,7 +11,7 @@ from configs.sampling import SamplingParams, StructuredOutput
 from engine.structured import languages as module
 from engine.structured.compiler import Compiler
 from engine.structured.language import Matcher
-from engine.structured.languages import Languages
+from engine.structured.languages import ThreadedLanguages
 from engine.structured.trial import Trial
 from scheduler.request import Request
 from tests.engine.core_runs import add, finish, make_core
@@ -90,7 +90,7 @@ def request(request_id: str, source: str) -> Request:
     return Request(request_id, PROMPT, SamplingParams(structured=StructuredOutput("regex", source)), arrival_time=0.0)
 
 
-def take_all(languages: Languages, seconds: float = 10) -> dict[str, RequestError | None]:
+def take_all(languages: ThreadedLanguages, seconds: float = 10) -> dict[str, RequestError | None]:
     """Until nothing is waited for."""
     taken, end = {}, time.monotonic() + seconds
     while languages.has_work:
@@ -100,7 +100,7 @@ def take_all(languages: Languages, seconds: float = 10) -> dict[str, RequestErro
 
 
 def test_equal_languages_are_compiled_once(compiler):
-    languages = Languages(lambda: compiler, Trials())
+    languages = ThreadedLanguages(lambda: compiler, Trials())
     compiler.gate("a+")
     for name in "xyz":
         languages.want(request(name, "a+"))
@@ -118,7 +118,7 @@ def test_equal_languages_are_compiled_once(compiler):
 
 def test_the_cache_is_bounded_and_what_is_in_use_stays(compiler, monkeypatch):
     monkeypatch.setattr(module, "MAX_CACHE_BYTES", 100_000)
-    languages = Languages(lambda: compiler, Trials())
+    languages = ThreadedLanguages(lambda: compiler, Trials())
     for index in range(30):
         languages.want(request(str(index), f"a{{{index + 1}}}"))
     take_all(languages)
@@ -129,7 +129,7 @@ def test_the_cache_is_bounded_and_what_is_in_use_stays(compiler, monkeypatch):
 
 
 def test_a_forgotten_request_does_not_come_back(compiler):
-    languages = Languages(lambda: compiler, Trials())
+    languages = ThreadedLanguages(lambda: compiler, Trials())
     compiler.gate("a")
     languages.want(request("running", "a"))
     languages.want(request("queued", "b"))
@@ -150,7 +150,7 @@ COSTLY = "[^{}]{{1,99}}"
 
 def test_costly_ones_do_not_hold_up_cheap_ones(compiler):
     trials = Trials()
-    languages = Languages(lambda: compiler, trials)
+    languages = ThreadedLanguages(lambda: compiler, trials)
     sources = [COSTLY.format(each) for each in "abc"]
     trials.gates = {source: threading.Event() for source in sources}
     for source in sources:
@@ -167,7 +167,7 @@ def test_costly_ones_do_not_hold_up_cheap_ones(compiler):
 
 def test_a_costly_one_waits_for_others_within_bounds_and_may_come_again(compiler, monkeypatch):
     trials = Trials()
-    languages = Languages(lambda: compiler, trials)
+    languages = ThreadedLanguages(lambda: compiler, trials)
     sources = [COSTLY.format(each) for each in "abc"]
     trials.gates = {source: threading.Event() for source in sources[:2]}
     for source in sources[:2]:
@@ -189,7 +189,7 @@ def test_a_costly_one_waits_for_others_within_bounds_and_may_come_again(compiler
 
 def test_how_a_trial_ends_is_how_its_request_does(compiler):
     trials = Trials()
-    languages = Languages(lambda: compiler, trials)
+    languages = ThreadedLanguages(lambda: compiler, trials)
     bad, slow, busy, large, short = (COSTLY.format(each) for each in "abcde")
     trials.outcomes = {
         bad: Trial(error="nothing"),
@@ -218,13 +218,13 @@ def test_without_xgrammar_the_reason_says_how_to_get_it():
     def load():
         raise ModuleNotFoundError("No module named 'xgrammar'")
 
-    languages = Languages(load, Trials())
+    languages = ThreadedLanguages(load, Trials())
     languages.want(request("x", "a"))
     assert take_all(languages)["x"].message == "structured outputs need xgrammar: pip install xgrammar"
 
 
 def test_an_unforeseen_exception_ends_one_request(compiler, monkeypatch):
-    languages = Languages(lambda: compiler, Trials())
+    languages = ThreadedLanguages(lambda: compiler, Trials())
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "compile", lambda _, **options: 1 / 0)
         languages.want(request("x", "a"))
@@ -308,7 +308,7 @@ def test_steps_are_short_in_a_language_that_took_long_to_compile(compiler):
     structured = StructuredOutput("json_schema", words)
     trials = Trials()
     trials.outcomes[words] = Trial(1000)
-    languages = Languages(lambda: compiler.compiler, trials)
+    languages = ThreadedLanguages(lambda: compiler.compiler, trials)
     languages.want(Request("x", PROMPT, SamplingParams(structured=structured), arrival_time=0.0))
     assert take_all(languages, 30) == {"x": None}
     matcher = Matcher(languages.of("x"), ())

@@ -14,8 +14,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 SOURCES = Path(__file__).parent
 FLAGS = [
@@ -95,18 +95,22 @@ def _compile(path: Path, *extra_flags: str) -> None:
     print("octavo: compiling the CPU kernels for this machine (once, some seconds)", file=sys.stderr, flush=True)
     command = [compiler, *FLAGS, *extra_flags]
     sources = sorted(SOURCES.glob("*.cpp"))
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, ThreadPoolExecutor(len(sources)) as pool:
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         objects = [f"{folder}/{source.stem}.o" for source in sources]
-        list(pool.map(lambda source, to: _run(*command, "-c", str(source), "-o", to), sources, objects))
+        _run(*([*command, "-c", str(source), "-o", to] for source, to in zip(sources, objects, strict=True)))
         unfinished = Path(folder, path.name)
-        _run(*command, "-shared", *objects, "-o", str(unfinished))
+        _run([*command, "-shared", *objects, "-o", str(unfinished)])
         unfinished.rename(path)
 
 
-def _run(*command: str) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"})
-    if os.strerror(errno.ENOSPC) in done.stderr:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    if done.returncode:
-        message = (done.stderr.strip() or "no message").splitlines()[0]
-        raise KernelsUnavailable(f"{command[0]} failed: {message}")
+def _run(*commands: list[str]) -> None:
+    """All at once; returns or raises when all have ended."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    pipes: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    running = [subprocess.Popen(command, env=environment, **pipes) for command in commands]
+    messages = [process.communicate()[1] for process in running]
+    for process, message in zip(running, messages, strict=True):
+        if os.strerror(errno.ENOSPC) in message:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if process.returncode:
+            raise KernelsUnavailable(f"{commands[0][0]} failed: {(message.strip() or 'no message').splitlines()[0]}")
