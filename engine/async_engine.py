@@ -1,12 +1,14 @@
 """`AsyncEngine`: the engine as the server sees it. Text in this process, tokens in the core's. Imports no torch."""
 
 import asyncio
+import contextlib
 import itertools
 import sys
 import time
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, Unpack
 
 from configs.errors import DeadlinePassed, InvalidRequest, Unavailable
 from configs.sampling import SamplingParams
@@ -23,13 +25,31 @@ from .output_mailbox import Mailbox
 from .output_processor import OutputProcessor
 from .outputs import CompletionOutput, OutputBatch, RequestOutput
 from .supervisor import EngineHealth, Supervision, Supervisor
-from .text.detokenizer import Detokenizer
 
 _GRACE = 0.5
 """Seconds behind a deadline after which a request ends though the core has not said so."""
 
 _CHOICES_AT_ONCE = 64
 """Of a request, which are begun or read before others get their turn."""
+
+
+class GenerationOptions(TypedDict, total=False):
+    """Keywords of all that generates."""
+
+    priority: int
+    """Lower runs first under the scheduling policy `priority`; 0 unless given."""
+    cache_salt: str | None
+    """Requests share cached prefixes only with equal salts."""
+    deadline: float | None
+    """Of time.monotonic(): what still runs then ends as it is, with finish reason `timeout`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    index: int
+    processor: OutputProcessor
+    begun: Any
+    """What the observer knows it by."""
 
 
 class AsyncEngine(AsyncInputs):
@@ -67,12 +87,14 @@ class AsyncEngine(AsyncInputs):
         await supervisor.launch()
         try:
             inputs = await asyncio.to_thread(InputProcessor, config)
+            by_priority = config.scheduling_policy == "priority"
+            room = WaitingRoom(max_queued_requests, max_queued_tokens, by_priority=by_priority)
+            engine = cls(supervisor, inputs, room)
             await supervisor.wait_ready()
         except BaseException:
             await supervisor.close("the engine has not started")
             raise
-        by_priority = config.scheduling_policy == "priority"
-        return cls(supervisor, inputs, WaitingRoom(max_queued_requests, max_queued_tokens, by_priority=by_priority))
+        return engine
 
     @property
     def is_dead(self) -> bool:
@@ -116,93 +138,49 @@ class AsyncEngine(AsyncInputs):
         params: SamplingParams,
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """`generate_many` of a single choice."""
-        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
         batches = self.generate_many([(prompt_token_ids, params)], request_id=request_id, **options)
         async with aclosing(batches):
             async for batch in batches:
                 for _, output in batch:
                     yield output
 
-    async def _wait_for_core(
-        self, request_id: str, sizes: Sequence[int], priority: int, deadline: float | None, has_room: bool
-    ) -> None:
-        """Return when choices of so many tokens may be sent to a core. Raises `QueueFull` unless they have room."""
-        if not has_room:
-            self.check_room(len(sizes), sum(sizes), priority)
-        if self._supervisor.is_available:
-            return
-        with self._waiting_for_core.entered(request_id, sizes, priority):
-            await self._supervisor.wait_available(deadline)
-        if not has_room:
-            self.check_room(len(sizes), sum(sizes), priority)
-
     async def generate_many(
         self,
         choices: Sequence[tuple[list[int], SamplingParams]],
         *,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
         interval: int = 1,
         has_room: bool = False,
+        **options: Unpack[GenerationOptions],
     ) -> AsyncGenerator[OutputBatch, None]:
         """Differences as they come, each choice's last with a finish reason. Fan out with `params.for_choice`.
 
-        At the `deadline`, of time.monotonic(), choices that still run end as they are with finish reason `timeout`.
         Behind a choice's first tokens, nothing comes before it has `interval` more or ends.
         With `has_room`, `check_room` has let them in: they are not refused for the queue any more.
         Closing or cancelling the generator aborts what still runs. Raises `Unavailable` (among them `EngineDead`),
         `QueueFull`, `RequestFailed`, or the `InvalidRequest` with which the core refuses.
         """
-        sizes = [len(token_ids) for token_ids, _ in choices]
-        await self._wait_for_core(request_id, sizes, priority, deadline, has_room)
-        running: dict[str, tuple[int, OutputProcessor, Any]] = {}
-        mailbox = Mailbox(interval)
-        waiting = self._waiting_room.places
-        timer = None if deadline is None else self._call_behind(deadline, mailbox, running)
-        try:
-            for index, (token_ids, params) in enumerate(choices):
-                if index % _CHOICES_AT_ONCE == _CHOICES_AT_ONCE - 1:
-                    await asyncio.sleep(0)
-                request = self._request(f"{request_id}-{index}", token_ids, params, priority, cache_salt, deadline)
-                processor = OutputProcessor(self.tokenizer, token_ids, params)
-                running[request.request_id] = (index, processor, self.observer.began(request))
-                self._mailboxes[request.request_id] = mailbox
-                self._waiting_room.enter(request.request_id, len(token_ids), priority)
-                self._supervisor.send(request)
+        await self._wait_for_core(request_id, [len(token_ids) for token_ids, _ in choices], has_room, options)
+        mailbox, waiting = Mailbox(interval), self._waiting_room.places
+        with self._running(mailbox, options.get("deadline")) as running:
+            await self._begin(choices, request_id, mailbox, running, options)
             while running:
-                await mailbox.filled()
                 batch = []
-                for count, tokens in enumerate(mailbox.take(), start=1):
+                for count, tokens in enumerate(await mailbox.take(), start=1):
                     if count % _CHOICES_AT_ONCE == 0:
                         await asyncio.sleep(0)
-                    if tokens.request_id not in running:
+                    if (choice := running.get(tokens.request_id)) is None:
                         continue  # its end was here, unread, when its deadline came
-                    index, processor, begun = running[tokens.request_id]
-                    output = processor.process(tokens)
-                    if tokens.request_id in waiting:
+                    output = choice.processor.process(tokens)
+                    batch.append((choice.index, output))
+                    if output.finish_reason is not None:  # now, not when the reader comes back
+                        self._end(running.pop(tokens.request_id), mailbox, tokens, output)
+                    elif tokens.request_id in waiting:
                         self._waiting_room.leave(tokens.request_id)
-                    if output.finish_reason is not None:
-                        del running[tokens.request_id]
-                        self.observer.ended(begun, output.finish_reason, output.num_output_tokens, tokens.timeline)
-                        # now, not when the reader comes back: of a stop string the core knows nothing
-                        self._forget(mailbox, [tokens.request_id], in_core=tokens.finish_reason is None)
-                        self._supervisor.note_answer()
-                    batch.append((index, output))
                 yield batch
-        finally:
-            self._forget(mailbox, list(running), in_core=True)
-            reason = "abort" if isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError) else "error"
-            for name, (_, processor, begun) in running.items():
-                self.observer.ended(begun, reason, processor.num_output_tokens + mailbox.untaken(name), None)
-            if timer is not None:
-                timer.cancel()
 
     async def embed(
         self,
@@ -210,9 +188,7 @@ class AsyncEngine(AsyncInputs):
         *,
         request_id: str,
         pooling: Literal["last", "mean"],
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> list[list[float]]:
         """An embedding of each prompt, see `SamplingParams.pooling`; not scaled to length 1.
 
@@ -221,7 +197,6 @@ class AsyncEngine(AsyncInputs):
         params = SamplingParams(max_tokens=0, pooling=pooling)
         choices = [(token_ids, params) for token_ids in prompts]
         embeddings: list[list[float]] = [[] for _ in prompts]
-        options: dict[str, Any] = {"priority": priority, "cache_salt": cache_salt, "deadline": deadline}
         batches = self.generate_many(choices, request_id=request_id, **options)
         async with aclosing(batches):
             async for batch in batches:
@@ -238,9 +213,7 @@ class AsyncEngine(AsyncInputs):
         *,
         length_penalty: float,
         request_id: str,
-        priority: int = 0,
-        cache_salt: str | None = None,
-        deadline: float | None = None,
+        **options: Unpack[GenerationOptions],
     ) -> list[CompletionOutput]:
         """The `params.n` best sequences of max_tokens tokens at most, best first; see `engine/beam_search.py`.
 
@@ -256,10 +229,8 @@ class AsyncEngine(AsyncInputs):
             batches = self.generate_many(
                 [(prompt_token_ids + sequence, one_token) for sequence in sequences],
                 request_id=f"{request_id}-{step}",
-                priority=priority,
-                cache_salt=cache_salt,
-                deadline=deadline,
                 has_room=step > 0,  # what was begun is not refused
+                **options,
             )
             async with aclosing(batches):
                 async for batch in batches:
@@ -279,7 +250,8 @@ class AsyncEngine(AsyncInputs):
         outputs = []
         for index, beam in enumerate(beams):
             reason = "stop" if beam.ended else "length"
-            text = Detokenizer(self.tokenizer, prompt_token_ids, params).push(beam.token_ids, reason).text
+            whole = TokenOutput(request_id=request_id, new_token_ids=beam.token_ids, finish_reason=reason)
+            text = OutputProcessor(self.tokenizer, prompt_token_ids, params).process(whole).text
             logprob = beam.sum_logprobs
             outputs.append(
                 CompletionOutput(index, text, beam.token_ids, finish_reason=reason, cumulative_logprob=logprob)
@@ -291,14 +263,67 @@ class AsyncEngine(AsyncInputs):
         self.close_threads()
         await self._supervisor.close("the engine has been shut down")
 
-    def _request(
+    async def _wait_for_core(
+        self, request_id: str, sizes: Sequence[int], has_room: bool, options: GenerationOptions
+    ) -> None:
+        """Return when choices of so many tokens may be sent to a core. Raises `QueueFull` unless they have room."""
+        priority = options.get("priority", 0)
+        if not has_room:
+            self.check_room(len(sizes), sum(sizes), priority)
+        if self._supervisor.is_available:
+            return
+        with self._waiting_for_core.entered(request_id, sizes, priority):
+            await self._supervisor.wait_available(options.get("deadline"))
+        if not has_room:
+            self.check_room(len(sizes), sum(sizes), priority)
+
+    @contextlib.contextmanager
+    def _running(self, mailbox: Mailbox, deadline: float | None) -> Iterator[dict[str, _Choice]]:
+        """The choices of a request that run, by their ids in the core; at the end, what still does is aborted.
+
+        What still does some time behind the `deadline` ends then: the core, which should have ended it, is not at it.
+        """
+        running: dict[str, _Choice] = {}
+
+        def end() -> None:
+            for request_id in running:
+                mailbox.put(TokenOutput(request_id=request_id, finish_reason="timeout"))
+            self._abort(self._known(mailbox, running))
+
+        timer = None
+        if deadline is not None:
+            timer = asyncio.get_running_loop().call_later(deadline - time.monotonic() + _GRACE, end)
+        try:
+            yield running
+        finally:
+            self._forget(mailbox, list(running), in_core=True)
+            reason = "abort" if isinstance(sys.exception(), GeneratorExit | asyncio.CancelledError) else "error"
+            for name, choice in running.items():
+                num_tokens = choice.processor.num_output_tokens + mailbox.untaken(name)
+                self.observer.ended(choice.begun, reason, num_tokens, None)
+            if timer is not None:
+                timer.cancel()
+
+    async def _begin(
         self,
+        choices: Sequence[tuple[list[int], SamplingParams]],
         request_id: str,
-        token_ids: list[int],
-        params: SamplingParams,
-        priority: int,
-        cache_salt: str | None,
-        deadline: float | None,
+        mailbox: Mailbox,
+        running: dict[str, _Choice],
+        options: GenerationOptions,
+    ) -> None:
+        for index, (token_ids, params) in enumerate(choices):
+            if index % _CHOICES_AT_ONCE == _CHOICES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+            request = self._request(f"{request_id}-{index}", token_ids, params, **options)
+            processor = OutputProcessor(self.tokenizer, token_ids, params)
+            running[request.request_id] = _Choice(index, processor, self.observer.began(request))
+            self._mailboxes[request.request_id] = mailbox
+            self._waiting_room.enter(request.request_id, len(token_ids), request.priority)
+            self._supervisor.send(request)
+
+    def _request(
+        self, request_id: str, token_ids: list[int], params: SamplingParams, **options: Unpack[GenerationOptions]
     ) -> AddRequest:
         assert params.n == 1, params.n
         while request_id in self._leaving:
@@ -310,20 +335,15 @@ class AsyncEngine(AsyncInputs):
             prompt_token_ids=token_ids,
             sampling_params=self._inputs.prepare(params),
             eos_token_ids=self.tokenizer.eos_token_ids,
-            priority=priority,
-            cache_salt=cache_salt,
-            deadline=deadline,
+            **options,
         )
 
-    def _call_behind(self, deadline: float, mailbox: Mailbox, running: Collection[str]) -> asyncio.TimerHandle:
-        """End what is still `running` some time behind the deadline: the core, which should have, is not at it."""
-
-        def end() -> None:
-            for request_id in running:
-                mailbox.put(TokenOutput(request_id=request_id, finish_reason="timeout"))
-            self._abort(self._known(mailbox, running))
-
-        return asyncio.get_running_loop().call_later(deadline - time.monotonic() + _GRACE, end)
+    def _end(self, choice: _Choice, mailbox: Mailbox, tokens: TokenOutput, output: RequestOutput) -> None:
+        """The choice has ended with `output`, which was made of `tokens`. Of a stop string the core knows nothing."""
+        assert output.finish_reason is not None
+        self.observer.ended(choice.begun, output.finish_reason, output.num_output_tokens, tokens.timeline)
+        self._forget(mailbox, [tokens.request_id], in_core=tokens.finish_reason is None)
+        self._supervisor.note_answer()
 
     def _forget(self, mailbox: Mailbox, request_ids: list[str], *, in_core: bool) -> None:
         known = self._known(mailbox, request_ids)

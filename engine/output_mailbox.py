@@ -16,10 +16,11 @@ class Mailbox:
         """The reader is woken by a request's first output, by `interval` tokens of it, and by its last."""
         self._interval = interval
         self._begun: set[str] = set()
-        self._due = False
+        self._is_due = False
         self._outputs: dict[str, TokenOutput] = {}
         self._dead: Unavailable | None = None
         self._reader: asyncio.Future[None] | None = None
+        """What the reader waits for."""
 
     def put(self, output: TokenOutput) -> None:
         request_id = output.request_id
@@ -30,36 +31,30 @@ class Mailbox:
         num_tokens = len(merged.new_token_ids)
         if num_tokens >= self._interval or merged.finish_reason is not None or request_id not in self._begun:
             self._begun.add(request_id)
-            self._due = True
-            self._wake()
+            self._is_due = True
+            if self._reader is not None and not self._reader.done():
+                self._reader.set_result(None)
 
     def die(self, error: Unavailable) -> None:
         """Nothing more will come; the reader gets `error` behind what is here."""
         self._dead = error
-        self._wake()
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
 
-    def filled(self) -> asyncio.Future[None]:
-        """Done when `take` has an answer."""
-        self._reader = asyncio.get_running_loop().create_future()
-        if self._due or self._dead is not None:
-            self._wake()
-        return self._reader
-
-    def take(self) -> list[TokenOutput]:
+    async def take(self) -> list[TokenOutput]:
         """One output of each request that has any. Raises what `die` was given when there will be none."""
+        if not self._is_due and self._dead is None:
+            self._reader = asyncio.get_running_loop().create_future()
+            await self._reader
         if not self._outputs and self._dead is not None:
             raise self._dead.with_traceback(None)  # others raise it too
-        self._due = False
+        self._is_due = False
         outputs, self._outputs = self._outputs, {}
         return list(outputs.values())
 
     def untaken(self, request_id: str) -> int:
         """How many tokens of a request lie here."""
         return len(self._outputs[request_id].new_token_ids) if request_id in self._outputs else 0
-
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
 
 
 def _merge(old: TokenOutput, new: TokenOutput) -> TokenOutput:

@@ -68,7 +68,7 @@ class Supervisor:
 
     def __init__(self, config: EngineConfig, core: Sequence[str], supervision: Supervision) -> None:
         self.on_outputs: Callable[[list[TokenOutput]], None] = lambda outputs: None
-        """Called with the outputs of each step that has any."""
+        """Called with the outputs of each step that has any. To be set before `wait_ready`."""
         self.on_end: Callable[[Unavailable], None] = lambda error: None
         """Called when a core has ended: what it was at is lost."""
         self.info: CoreReady
@@ -99,7 +99,6 @@ class Supervisor:
             self._past = self._counters()
         self._num_launched += 1
         self.client = client
-        self.client.on_outputs = lambda outputs: self.on_outputs(outputs)
 
     async def wait_ready(self) -> None:
         """Wait until the core that was launched has loaded, and look after it from then on. Raises `UsageError`."""
@@ -193,6 +192,7 @@ class Supervisor:
 
     async def _load(self) -> None:
         self.info = await self.client.wait_ready()
+        self.client.on_outputs = self.on_outputs
         self._ready = time.monotonic()
         self._seconds_to_start = self._ready - self._launched
         self._status = "ok"

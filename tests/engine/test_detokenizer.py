@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 from tiny_tokenizers import as_tokenizer, byte_level_vocabulary, sentencepiece_model, sentencepiece_vocabulary
 
 from configs.sampling import Reasoning, SamplingParams
-from engine.text.detokenizer import Detokenizer, TextDelta
+from engine.messages import TokenOutput
+from engine.output_processor import OutputProcessor
+from engine.outputs import RequestOutput
 
 BYTE_LEVEL = as_tokenizer(byte_level_vocabulary())
 SENTENCEPIECE = as_tokenizer(sentencepiece_vocabulary(sentencepiece_model()))
@@ -27,14 +29,18 @@ def single_bytes(text):
     return [BYTE_IDS[bytes([byte])] for byte in text.encode()]
 
 
+def push(processor: OutputProcessor, ids, finish_reason=None) -> RequestOutput:
+    return processor.process(TokenOutput(request_id="r", new_token_ids=list(ids), finish_reason=finish_reason))
+
+
 def stream(tokenizer, ids, *, prompt=(), finish_reason="length", **params):
     """Deltas of one token per push, up to the end of the request."""
-    detokenizer = Detokenizer(tokenizer, prompt, SamplingParams(max_tokens=None, **params))
+    processor = OutputProcessor(tokenizer, prompt, SamplingParams(max_tokens=None, **params))
     deltas = []
     for i, token_id in enumerate(ids):
         last = i == len(ids) - 1
-        deltas.append(detokenizer.push([token_id], finish_reason if last else None))
-        if deltas[-1].stop_string:
+        deltas.append(push(processor, [token_id], finish_reason if last else None))
+        if deltas[-1].stop_reason:
             break
     return deltas
 
@@ -72,14 +78,16 @@ def test_valid_text_never_shows_a_replacement_character(tokenizer, text):
 
 @given(ids=IDS, cuts=st.sets(st.integers(0, 30)), stop=st.sampled_from([(), ("e", "th"), (" the",)]))
 def test_several_tokens_at_once_change_nothing(ids, cuts, stop):
-    detokenizer = Detokenizer(BYTE_LEVEL, [], SamplingParams(stop=stop, max_tokens=None))
+    processor = OutputProcessor(BYTE_LEVEL, [], SamplingParams(stop=stop, max_tokens=None))
     borders = [0, *sorted(cut for cut in cuts if 0 < cut < len(ids)), len(ids)]
-    deltas = [
-        detokenizer.push(ids[start:end], "length" if end == len(ids) else None) for start, end in pairwise(borders)
-    ]
+    deltas = []
+    for start, end in pairwise(borders):
+        deltas.append(push(processor, ids[start:end], "length" if end == len(ids) else None))
+        if deltas[-1].stop_reason:
+            break
     alone = stream(BYTE_LEVEL, ids, stop=stop)
     assert joined(deltas) == joined(alone)
-    assert sum(delta.num_tokens for delta in deltas) == sum(delta.num_tokens for delta in alone)
+    assert sum(len(delta.token_ids) for delta in deltas) == sum(len(delta.token_ids) for delta in alone)
 
 
 def test_characters_leave_whole():
@@ -109,28 +117,30 @@ def test_special_tokens_are_hidden_or_shown():
     assert joined(stream(BYTE_LEVEL, ids)) == "ab"
     shown = stream(BYTE_LEVEL, ids, skip_special_tokens=False)
     assert joined(shown) == "a<|end|>b"
-    assert sum(delta.num_tokens for delta in shown) == 3
+    assert sum(len(delta.token_ids) for delta in shown) == 3
 
 
 @pytest.mark.parametrize("include", [False, True])
 def test_a_stop_string_over_token_borders(include):
     deltas = stream(BYTE_LEVEL, single_bytes("one STOP two"), stop=("STOP",), include_stop_str_in_output=include)
     assert joined(deltas) == ("one STOP" if include else "one ")
-    assert deltas[-1].stop_string == "STOP"
-    assert sum(delta.num_tokens for delta in deltas) == len("one STOP")
+    assert deltas[-1].stop_reason == "STOP"
+    assert sum(len(delta.token_ids) for delta in deltas) == len("one STOP")
 
 
 def test_a_stop_string_inside_a_token():
     ids = ids_of("The sea shells.")
     [position] = [i for i, token_id in enumerate(ids) if b"shell" in BYTE_LEVEL.token_bytes(token_id)]
-    detokenizer = Detokenizer(BYTE_LEVEL, [], SamplingParams(stop=("she",)))
-    delta = detokenizer.push(ids)
-    assert delta == TextDelta("The sea ", position + 1, "she")
-    assert detokenizer.push(ids) == TextDelta("", 0), "tokens after the end count for nothing"
+    processor = OutputProcessor(BYTE_LEVEL, [], SamplingParams(stop=("she",)))
+    output = push(processor, ids)
+    assert (output.text, output.finish_reason, output.stop_reason) == ("The sea ", "stop", "she")
+    assert output.token_ids == ids[: position + 1], "tokens behind it count for nothing"
+    assert output.num_output_tokens == position + 1
 
 
 def test_a_stop_string_in_the_last_token_is_reported():
-    assert stream(BYTE_LEVEL, single_bytes("abc"), stop=("c",))[-1] == TextDelta("", 1, "c")
+    output = stream(BYTE_LEVEL, single_bytes("abc"), stop=("c",))[-1]
+    assert (output.text, len(output.token_ids), output.stop_reason) == ("", 1, "c")
 
 
 def test_text_that_waits_leaves_at_the_end():
@@ -150,7 +160,7 @@ def test_min_tokens_holds_stop_strings_off():
 def test_the_stop_token_is_left_out_unless_asked_for(include, expected):
     deltas = stream(BYTE_LEVEL, single_bytes("abc"), finish_reason="stop", include_stop_str_in_output=include)
     assert joined(deltas) == expected
-    assert sum(delta.num_tokens for delta in deltas) == 3
+    assert sum(len(delta.token_ids) for delta in deltas) == 3
 
 
 def test_the_end_of_sequence_token_stays_hidden_as_a_special_token():
@@ -159,20 +169,21 @@ def test_the_end_of_sequence_token_stays_hidden_as_a_special_token():
 
 
 def test_a_request_that_ends_without_a_token_gives_what_waits():
-    detokenizer = Detokenizer(BYTE_LEVEL, [], SamplingParams(stop=("END",)))
-    assert detokenizer.push(single_bytes("xEN")).text == "x"
-    assert detokenizer.push([], "abort") == TextDelta("EN", 0)
+    processor = OutputProcessor(BYTE_LEVEL, [], SamplingParams(stop=("END",)))
+    assert push(processor, single_bytes("xEN")).text == "x"
+    output = push(processor, [], "timeout")
+    assert (output.text, output.token_ids, output.finish_reason) == ("EN", [], "timeout")
 
 
 def test_cost_per_token_is_flat():
     params = SamplingParams(stop=("<|never|>", "abcdefgh", "\n\n\n\n\n", "Human:"), max_tokens=None)
     ids = ids_of("The quick brown fox jumps over the lazy dog. ")
-    detokenizer = Detokenizer(BYTE_LEVEL, [], params)
+    processor = OutputProcessor(BYTE_LEVEL, [], params)
     seconds = []
     for _ in range(20):
         start = perf_counter()
         for i in range(400):
-            detokenizer.push([ids[i % len(ids)]])
+            push(processor, [ids[i % len(ids)]])
         seconds.append(perf_counter() - start)
     assert min(seconds[10:]) < 1.5 * min(seconds[:10])
 
@@ -187,8 +198,8 @@ def test_a_stop_string_that_spells_a_special_token_counts_at_that_token(include,
     ids = [*ids_of("The dog"), END, *(ids_of(" barks") if finish_reason == "length" else [])]
     deltas = stream(BYTE_LEVEL, ids, finish_reason=finish_reason, **options)
     assert joined(deltas) == ("The dog<|end|>" if include else "The dog")
-    assert deltas[-1].stop_string == "<|end|>"
-    assert sum(delta.num_tokens for delta in deltas) == len(ids_of("The dog")) + 1
+    assert deltas[-1].stop_reason == "<|end|>"
+    assert sum(len(delta.token_ids) for delta in deltas) == len(ids_of("The dog")) + 1
 
 
 @pytest.mark.parametrize(
@@ -204,21 +215,21 @@ def test_a_stop_string_that_spells_a_special_token_counts_at_that_token(include,
 )
 def test_stop_strings_beside_special_tokens(stop, text, expected, found):
     deltas = stream(BYTE_LEVEL, [*ids_of(text), END], stop=(stop, "no such text"), finish_reason="stop")
-    assert (joined(deltas), deltas[-1].stop_string) == (expected, stop if found else None)
+    assert (joined(deltas), deltas[-1].stop_reason) == (expected, stop if found else None)
 
 
 def test_a_stop_string_that_spells_a_special_token_counts_as_text_too():
     for ids in (single_bytes("The dog<|end|> barks"), ids_of("The dog<|end|> barks")):
         for skip in (True, False):
             deltas = stream(BYTE_LEVEL, ids, stop=("<|end|>",), skip_special_tokens=skip)
-            assert (joined(deltas), deltas[-1].stop_string) == ("The dog", "<|end|>")
+            assert (joined(deltas), deltas[-1].stop_reason) == ("The dog", "<|end|>")
 
 
 def test_min_tokens_holds_off_special_tokens_too():
     ids = [END, *ids_of("a"), END, *ids_of("b"), END]
     deltas = stream(BYTE_LEVEL, ids, stop=("<|end|>",), min_tokens=4)
     assert joined(deltas) == "ab"
-    assert deltas[-1].stop_string == "<|end|>"
+    assert deltas[-1].stop_reason == "<|end|>"
 
 
 @pytest.mark.parametrize("opening", ["", "<think>"])
@@ -237,7 +248,7 @@ def test_stop_strings_do_not_count_in_the_reasoning_part(text, expected, opening
     for ids in (single_bytes(text), ids_of(text)):
         deltas = stream(BYTE_LEVEL, ids, stop=("dog", "\n\n"), reasoning=Reasoning("</think>", opening))
         assert joined(deltas) == expected
-        assert bool(deltas[-1].stop_string) == (expected != text)
+        assert bool(deltas[-1].stop_reason) == (expected != text)
 
 
 @pytest.mark.parametrize(
@@ -248,10 +259,10 @@ def test_without_a_reasoning_part_all_is_content(text, expected):
     for ids in (single_bytes(text), ids_of(text)):
         deltas = stream(BYTE_LEVEL, ids, stop=("dog", "\n\n"), reasoning=Reasoning("</think>", "<think>"))
         assert joined(deltas) == expected
-        assert bool(deltas[-1].stop_string) == (expected != text)
+        assert bool(deltas[-1].stop_reason) == (expected != text)
 
 
 def test_a_special_token_stops_the_reasoning_too():
     ids = [*ids_of("a dog"), END, *ids_of(" barks")]
     deltas = stream(BYTE_LEVEL, ids, stop=("dog", "<|end|>"), reasoning=Reasoning("</think>"))
-    assert (joined(deltas), deltas[-1].stop_string) == ("a dog", "<|end|>")
+    assert (joined(deltas), deltas[-1].stop_reason) == ("a dog", "<|end|>")

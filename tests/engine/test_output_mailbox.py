@@ -15,19 +15,30 @@ def output(request_id, token_id, **fields):
     return TokenOutput(request_id=request_id, new_token_ids=[token_id], **fields)
 
 
+async def waiting(mailbox: Mailbox) -> "asyncio.Task[list[TokenOutput]]":
+    """A reader for whom there is nothing yet."""
+    reader = asyncio.ensure_future(mailbox.take())
+    assert not await has_woken(reader)
+    return reader
+
+
+async def has_woken(reader: "asyncio.Task[list[TokenOutput]]") -> bool:
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return reader.done()
+
+
 async def test_what_waits_is_merged():
     mailbox = Mailbox()
     mailbox.put(output("r", 1, logprobs=[TokenLogprobs(1, -0.1, [])]))
     mailbox.put(output("r", 2, logprobs=[TokenLogprobs(2, -0.2, [])]))
     mailbox.put(TokenOutput(request_id="r", finish_reason="length", num_cached_tokens=16))
     mailbox.die(EngineDead("gone", retry_after=7))
-    await mailbox.filled()
-    [merged] = mailbox.take()
+    [merged] = await mailbox.take()
     assert (merged.new_token_ids, merged.finish_reason, merged.num_cached_tokens) == ([1, 2], "length", 16)
     assert [entry.token_id for entry in merged.logprobs] == [1, 2]
-    await mailbox.filled()
     with pytest.raises(EngineDead, match="gone") as caught:
-        mailbox.take()
+        await mailbox.take()
     assert caught.value.retry_after == 7
 
 
@@ -35,7 +46,7 @@ async def test_what_has_ended_does_not_end_again():
     mailbox = Mailbox()
     mailbox.put(output("r", 1, finish_reason="length"))
     mailbox.put(TokenOutput(request_id="r", finish_reason="timeout"))
-    assert [(each.new_token_ids, each.finish_reason) for each in mailbox.take()] == [([1], "length")]
+    assert [(each.new_token_ids, each.finish_reason) for each in await mailbox.take()] == [([1], "length")]
 
 
 async def test_what_the_first_output_says_of_the_prompt_stays():
@@ -44,7 +55,7 @@ async def test_what_the_first_output_says_of_the_prompt_stays():
     mailbox.put(output("r", 1, prompt_logprobs=entries, embedding=[0.5]))
     mailbox.put(output("r", 2))
     mailbox.put(output("r", 3, finish_reason="length"))
-    [merged] = mailbox.take()
+    [merged] = await mailbox.take()
     assert (merged.new_token_ids, merged.finish_reason) == ([1, 2, 3], "length")
     assert (merged.prompt_logprobs, merged.embedding) == (entries, [0.5])
 
@@ -52,21 +63,20 @@ async def test_what_the_first_output_says_of_the_prompt_stays():
 async def test_a_reader_is_woken_for_first_outputs_whole_intervals_and_ends():
     mailbox = Mailbox(interval=3)
     mailbox.put(output("r", 0))
-    assert mailbox.filled().done()
-    mailbox.take()
-    woken = mailbox.filled()
+    assert [one.new_token_ids for one in await mailbox.take()] == [[0]]
+    reader = await waiting(mailbox)
     mailbox.put(output("r", 1))
     mailbox.put(output("r", 2))
-    assert not woken.done()
+    assert not await has_woken(reader)
     mailbox.put(output("r", 3))
-    assert woken.done()
-    assert [one.new_token_ids for one in mailbox.take()] == [[1, 2, 3]]
-    woken = mailbox.filled()
+    assert await has_woken(reader)
+    assert [one.new_token_ids for one in reader.result()] == [[1, 2, 3]]
+    reader = await waiting(mailbox)
     mailbox.put(output("r", 4))
-    assert not woken.done()
+    assert not await has_woken(reader)
     mailbox.put(TokenOutput(request_id="r", finish_reason="length"))
-    assert woken.done()
-    assert [one.new_token_ids for one in mailbox.take()] == [[4]]
+    assert await has_woken(reader)
+    assert [one.new_token_ids for one in reader.result()] == [[4]]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -85,8 +95,7 @@ async def test_nothing_is_lost_and_the_order_is_kept(seed):
 
     async def reader():
         while True:
-            await mailbox.filled()
-            outputs = mailbox.take()
+            outputs = await mailbox.take()
             assert len({each.request_id for each in outputs}) == len(outputs) > 0
             for each in outputs:
                 received.setdefault(each.request_id, []).extend(each.new_token_ids)
@@ -100,22 +109,20 @@ async def test_nothing_is_lost_and_the_order_is_kept(seed):
 
 async def test_a_reader_waits_and_is_woken_once_per_step():
     mailbox = Mailbox()
-    waiting = mailbox.filled()
-    await asyncio.sleep(0)
-    assert not waiting.done()
+    reader = await waiting(mailbox)
     mailbox.put(output("a", 1))
     mailbox.put(output("b", 2))
-    await waiting
-    assert [each.request_id for each in mailbox.take()] == ["a", "b"]
-    assert not mailbox.filled().done()
+    assert [each.request_id for each in await reader] == ["a", "b"]
+    reader = await waiting(mailbox)
+    reader.cancel()
 
 
 async def test_a_reader_that_was_cancelled_does_not_stop_the_core():
     mailbox = Mailbox()
-    mailbox.filled().cancel()
+    (await waiting(mailbox)).cancel()
     mailbox.put(output("r", 1))
     mailbox.die(EngineDead("gone", retry_after=7))
-    assert [each.new_token_ids for each in mailbox.take()] == [[1]]
+    assert [each.new_token_ids for each in await mailbox.take()] == [[1]]
 
 
 async def test_a_slow_reader_costs_its_token_ids_only():
@@ -129,5 +136,5 @@ async def test_a_slow_reader_costs_its_token_ids_only():
     finally:
         tracemalloc.stop()
     assert grown < 16 * 20_000  # one reference of 8 bytes each, and room to grow
-    [merged] = mailbox.take()
+    [merged] = await mailbox.take()
     assert len(merged.new_token_ids) == 20_001

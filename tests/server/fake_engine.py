@@ -271,11 +271,10 @@ class FakeEngine(AsyncEngine):
         super().end_all(error)
         self.core.requests.clear()
 
-    def _request(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, priority: int, salt: str | None, *rest: Any
-    ) -> AddRequest:
-        self.requests.append((request_id, token_ids, params, priority, salt))
-        return super()._request(request_id, token_ids, params, priority, salt, *rest)
+    def _request(self, request_id: str, token_ids: list[int], params: SamplingParams, **options: Any) -> AddRequest:
+        request = super()._request(request_id, token_ids, params, **options)
+        self.requests.append((request_id, token_ids, params, request.priority, request.cache_salt))
+        return request
 
     async def embed(self, prompts: Sequence[list[int]], **options: Any) -> list[list[float]]:
         names = ("request_id", "pooling", "priority", "cache_salt")
