@@ -33,7 +33,7 @@ _CHOICES_AT_ONCE = 64
 """Of a request, which are begun or read before others get their turn."""
 
 
-class GenerationOptions(TypedDict, total=False):
+class EngineOptions(TypedDict, total=False):
     """Keywords of all that generates."""
 
     priority: int
@@ -133,12 +133,7 @@ class AsyncEngine(AsyncInputs):
         room.check(num_requests, num_tokens, priority)
 
     async def generate(
-        self,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        *,
-        request_id: str,
-        **options: Unpack[GenerationOptions],
+        self, prompt_token_ids: list[int], params: SamplingParams, *, request_id: str, **options: Unpack[EngineOptions]
     ) -> AsyncGenerator[RequestOutput, None]:
         """`generate_many` of a single choice."""
         batches = self.generate_many([(prompt_token_ids, params)], request_id=request_id, **options)
@@ -154,7 +149,7 @@ class AsyncEngine(AsyncInputs):
         request_id: str,
         interval: int = 1,
         has_room: bool = False,
-        **options: Unpack[GenerationOptions],
+        **options: Unpack[EngineOptions],
     ) -> AsyncGenerator[OutputBatch, None]:
         """Differences as they come, each choice's last with a finish reason. Fan out with `params.for_choice`.
 
@@ -188,7 +183,7 @@ class AsyncEngine(AsyncInputs):
         *,
         request_id: str,
         pooling: Literal["last", "mean"],
-        **options: Unpack[GenerationOptions],
+        **options: Unpack[EngineOptions],
     ) -> list[list[float]]:
         """An embedding of each prompt, see `SamplingParams.pooling`; not scaled to length 1.
 
@@ -213,7 +208,7 @@ class AsyncEngine(AsyncInputs):
         *,
         length_penalty: float,
         request_id: str,
-        **options: Unpack[GenerationOptions],
+        **options: Unpack[EngineOptions],
     ) -> list[CompletionOutput]:
         """The `params.n` best sequences of max_tokens tokens at most, best first; see `engine/beam_search.py`.
 
@@ -264,7 +259,7 @@ class AsyncEngine(AsyncInputs):
         await self._supervisor.close("the engine has been shut down")
 
     async def _wait_for_core(
-        self, request_id: str, sizes: Sequence[int], has_room: bool, options: GenerationOptions
+        self, request_id: str, sizes: Sequence[int], has_room: bool, options: EngineOptions
     ) -> None:
         """Return when choices of so many tokens may be sent to a core. Raises `QueueFull` unless they have room."""
         priority = options.get("priority", 0)
@@ -310,7 +305,7 @@ class AsyncEngine(AsyncInputs):
         request_id: str,
         mailbox: Mailbox,
         running: dict[str, _Choice],
-        options: GenerationOptions,
+        options: EngineOptions,
     ) -> None:
         for index, (token_ids, params) in enumerate(choices):
             if index % _CHOICES_AT_ONCE == _CHOICES_AT_ONCE - 1:
@@ -323,7 +318,7 @@ class AsyncEngine(AsyncInputs):
             self._supervisor.send(request)
 
     def _request(
-        self, request_id: str, token_ids: list[int], params: SamplingParams, **options: Unpack[GenerationOptions]
+        self, request_id: str, token_ids: list[int], params: SamplingParams, **options: Unpack[EngineOptions]
     ) -> AddRequest:
         assert params.n == 1, params.n
         while request_id in self._leaving:

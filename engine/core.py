@@ -54,7 +54,7 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        return self.scheduler.has_work or self._languages.has_work or bool(self._under_way)
+        return self.scheduler.has_work or self._languages.num_waiting > 0 or bool(self._under_way)
 
     def add_request(self, message: AddRequest) -> TokenOutput | None:
         """Queue a request; a refusal comes back as its only output."""

@@ -21,12 +21,22 @@ import torch
 from torch import Tensor
 
 from .attention.metadata import AttentionBackend, AttentionMetadata
-from .step_tensors import StepTensors
 
 logger = logging.getLogger("octavo.engine")
 
 MOST_ROWS = 256
 """A larger step keeps a GPU busy for longer than its launches take."""
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """What the network reads in one step, on the device: T tokens, packed request after request."""
+
+    token_ids: Tensor  # int64 [T]
+    positions: Tensor  # int64 [T]
+    rope_lengths: Tensor  # int64 [T], see `StepInputs`
+    metadata: AttentionMetadata
+
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
 """Takes work on the device, which it may run several times, and returns what replays it."""

@@ -8,12 +8,11 @@ from configs.errors import SettingsError
 from configs.sampling import SamplingParams
 
 from .attention.metadata import AttentionMetadata
-from .decode_graphs import GraphInputs, graph_sizes
+from .decode_graphs import GraphInputs, StepTensors, graph_sizes
 from .device import ResolvedConfig, free_memory
 from .loading import LoadedModel
 from .sampler import sample
 from .sampling_rows import SamplingRows
-from .step_tensors import StepTensors
 from .transfer import upload
 
 GRAPH_BYTES = 16 * 2**20

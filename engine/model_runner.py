@@ -16,13 +16,12 @@ from torch import Tensor
 from scheduler.output import SchedulerOutput
 
 from .attention.metadata import AttentionBackend, AttentionMetadata
-from .decode_graphs import DecodeGraphs
+from .decode_graphs import DecodeGraphs, StepTensors
 from .input_batch import InputBatch, StepInputs
 from .messages import TokenLogprobs
 from .models.decoder import Decoder
 from .prompt_reader import PromptAnswer, PromptReaders
 from .sampler import PendingSample, sample
-from .step_tensors import StepTensors
 from .transfer import upload
 
 _NOT_A_NUMBER = "the model's output is not a number"

@@ -1,6 +1,6 @@
 """`OutputProcessor`: one request's tokens to text, stop strings and counts. Imports no torch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import configs.errors
@@ -37,9 +37,7 @@ class OutputProcessor:
         self._has_stops = bool(params.stop)
         if self._has_stops:
             self._stops = StopStringFilter(params.stop, include_in_output=params.include_stop_str_in_output)
-            self._hidden: Mapping[int, str] = {}
-            if params.skip_special_tokens:
-                self._hidden = _hidden_ends(tokenizer, params.stop, params.shown_token_ids)
+            self._hidden = _hidden_ends(tokenizer, params.stop, self._stream.hidden_ids)
             reasoning = params.reasoning
             self._reasoning = None if reasoning is None else ReasoningPart(reasoning.opening, reasoning.closing)
             self._undecided = ""  # may begin a reasoning part
@@ -116,8 +114,8 @@ class OutputProcessor:
 
 
 @lru_cache(maxsize=16)  # the choices of one request share theirs
-def _hidden_ends(tokenizer: Tokenizer, stops: tuple[str, ...], shown_token_ids: tuple[int, ...]) -> dict[int, str]:
+def _hidden_ends(tokenizer: Tokenizer, stops: tuple[str, ...], hidden_ids: frozenset[int]) -> dict[int, str]:
     """The special tokens that the text leaves out and a stop string ends with, by their ids."""
-    texts = {token_id: tokenizer.token(token_id) for token_id in tokenizer.special_ids - {*shown_token_ids}}
+    texts = {token_id: tokenizer.token(token_id) for token_id in hidden_ids}
     ends = {stop[-size:] for size in set(map(len, texts.values())) for stop in stops}
     return {token_id: text for token_id, text in texts.items() if text and text in ends}

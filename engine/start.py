@@ -40,12 +40,16 @@ def start_core(config: EngineConfig) -> EngineCore:
     max_model_len = max_context(config, checkpoint.config)
     with _timed("weights", timings):
         model = load_model(config, checkpoint)
+    spec, weights = model.spec, model.decoder.weights
     with _timed("kv_cache", timings):
-        num_blocks, notes = _allocate(config, model, max_model_len)
+        free_bytes, block_bytes = measured_free_bytes(model, config, max_model_len), spec.block_bytes
+        num_blocks, notes = plan_num_blocks(
+            config, block_bytes=block_bytes, max_model_len=max_model_len, free_bytes=free_bytes
+        )
+        model.backend.allocate(num_blocks)
     core = _make_core(config, model, num_blocks, max_model_len)
     with _timed("warm_up", timings):
         _warm_up(core)
-    spec, weights = model.spec, model.decoder.weights
     core.ready = CoreReady(
         architecture=checkpoint.config.architecture,
         num_parameters=weights.num_parameters,
@@ -80,18 +84,6 @@ def max_context(config: EngineConfig, model: ModelConfig) -> int:
     if not 1 <= config.max_model_len <= limit:
         raise SettingsError(f"max_model_len must be between 1 and the checkpoint's {limit}; got {config.max_model_len}")
     return config.max_model_len
-
-
-def _allocate(config: ResolvedConfig, model: LoadedModel, max_model_len: int) -> tuple[int, list[str]]:
-    """The KV cache; returns its blocks, and notes for the start-up message."""
-    num_blocks, notes = plan_num_blocks(
-        config,
-        block_bytes=model.spec.block_bytes,
-        max_model_len=max_model_len,
-        free_bytes=measured_free_bytes(model, config, max_model_len),
-    )
-    model.backend.allocate(num_blocks)
-    return num_blocks, notes
 
 
 def _make_core(config: ResolvedConfig, model: LoadedModel, num_blocks: int, max_model_len: int) -> EngineCore:

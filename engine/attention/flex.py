@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from engine.transfer import upload
 
 from .metadata import AttentionMetadata, AttentionSpec
-from .stored_by_slot import StoredBySlot
+from .paged import StoredBySlot
 
 TILE = 32
 """Queries. One size for all steps: it is compiled in, as the size of blocks is."""

@@ -53,10 +53,6 @@ class AttentionMetadata:
     def max_query_len(self) -> int:
         return int(np.diff(self.host_query_start_loc).max(initial=0))
 
-    @cached_property
-    def max_seq_len(self) -> int:
-        return int(self.host_seq_lens.max(initial=0))
-
 
 @dataclass(frozen=True)
 class AttentionSpec:

@@ -51,6 +51,19 @@ class PagedAttention(ABC):
         return [zeros(shape, dtype, self.spec.device) for _ in range(self.spec.num_layers)]
 
 
+class StoredBySlot(PagedAttention):
+    """The write of backends that have no kernel of their own for it, to a cache without scales.
+
+    What has no slot is written to block 0, which nobody reads: so nothing is counted or selected on the host, and a
+    CUDA graph follows when the slots change.
+    """
+
+    def write_kv(self, layer: int, k: Tensor, v: Tensor) -> None:
+        slots = self.metadata.slot_mapping.clamp(min=0)
+        for numbers, new in ((self.cache.keys[layer], k), (self.cache.values[layer], v)):
+            numbers.flatten(0, 1).index_copy_(0, slots, new)
+
+
 def rounded(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """x [..., head_dim] in an 8-bit type, and float32 scales [...] with which it is multiplied again."""
     limit = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max

@@ -24,7 +24,7 @@ from torch import Tensor
 from engine.transfer import upload
 
 from .metadata import AttentionMetadata, AttentionSpec
-from .stored_by_slot import StoredBySlot
+from .paged import StoredBySlot
 
 # Not for the log: its kernels are what they are, and the operators that were built for another torch are not needed.
 warnings.filterwarnings("ignore", "tl.make_block_ptr is deprecated")

@@ -46,13 +46,8 @@ class Languages(Protocol):
     """Those of the requests, as the core asks for them. They are compiled elsewhere: nothing here takes long."""
 
     @property
-    def has_work(self) -> bool:
-        """Whether `take` has, or will have, something to give."""
-        ...
-
-    @property
     def num_waiting(self) -> int:
-        """Requests that wait for their language."""
+        """Requests that wait for their language, and that `take` has not given yet."""
         ...
 
     def __contains__(self, request_id: str, /) -> bool:

@@ -74,10 +74,6 @@ class ThreadedLanguages(Languages):
         self._workers: list[threading.Thread] = []
 
     @property
-    def has_work(self) -> bool:
-        return bool(self._ready) or any(job.requests for job in self._jobs.values())
-
-    @property
     def num_waiting(self) -> int:
         return len(self._ready) + sum(len(job.requests) for job in self._jobs.values())
 
@@ -187,7 +183,7 @@ class ThreadedLanguages(Languages):
 
     def _sort_out(self, job: _Job) -> Outcome | None:
         if is_cheap(job.structured):
-            return self._compile(job)
+            return self._loaded().compile(job.structured)
         if len(self._workers) == 1:
             for _ in range(_COSTLY_WORKERS):
                 self._employ(self._try, self._costly)
@@ -203,12 +199,9 @@ class ThreadedLanguages(Languages):
             raise ValueError(trial.error)
         if trial.num_bytes > _MAX_LANGUAGE_BYTES:
             raise ValueError(f"it takes more than {_MAX_LANGUAGE_BYTES >> 20} MB when it is compiled")
-        language = self._compile(job)
+        language = self._loaded().compile(job.structured)
         language.num_bytes = trial.num_bytes
         return language
-
-    def _compile(self, job: _Job) -> Language:
-        return self._loaded().compile(job.structured)
 
     def _loaded(self) -> Compiler:
         with self._load_lock:

@@ -132,9 +132,6 @@ class Tokenizer:
         token: str | None = self._backend.id_to_token(token_id)
         return token or ""
 
-    def is_special(self, token_id: int) -> bool:
-        return token_id in self.special_ids
-
     def special_id(self, text: str) -> int | None:
         """The id of the special token, which texts leave out, that is spelled so; None without one."""
         token_id = self.token_id(text)
@@ -158,13 +155,13 @@ class TextStream:
     ) -> None:
         """`shown_token_ids` are special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._hidden_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self.hidden_ids: frozenset[int] = tokenizer.special_ids if skip_special_tokens else frozenset()
         if shown_token_ids:
-            self._hidden_ids -= frozenset(shown_token_ids)
+            self.hidden_ids -= frozenset(shown_token_ids)
         self._leading_spaces = tokenizer.leading_spaces
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._skip_prompt(prompt_token_ids)
-        self._texts = tokenizer.texts[self._hidden_ids]
+        self._texts = tokenizer.texts[self.hidden_ids]
         self._between_characters = self._is_between_characters()
 
     def push(self, token_id: int) -> str:
@@ -186,7 +183,7 @@ class TextStream:
         return not self._leading_spaces and not self._decoder.getstate()[0]
 
     def _visible_bytes(self, token_id: int) -> bytes:
-        if token_id in self._hidden_ids:
+        if token_id in self.hidden_ids:
             return b""
         raw = self._tokenizer.token_bytes(token_id)
         if self._leading_spaces and raw:

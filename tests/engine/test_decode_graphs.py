@@ -11,8 +11,7 @@ import torch
 
 from engine.attention.metadata import AttentionMetadata, AttentionSpec
 from engine.attention.torch_reference import TorchReferenceAttention
-from engine.decode_graphs import DecodeGraphs, GraphPool, graph_sizes
-from engine.step_tensors import StepTensors
+from engine.decode_graphs import DecodeGraphs, GraphPool, StepTensors, graph_sizes
 from tests.engine.paged_runs import BLOCK_SIZE, load
 from tests.engine.tiny_models import VOCAB_SIZE, write_tiny
 
@@ -29,7 +28,7 @@ class CapturableAttention(TorchReferenceAttention):
         self.is_decode = metadata.max_query_len == 1
         if self.is_decode:
             self.metadata = metadata
-            assert metadata.max_seq_len > 0
+            assert metadata.host_seq_lens.max() > 0
         else:
             super().prepare(metadata)
 
@@ -264,7 +263,7 @@ def test_captured_metadata_holds_the_largest_lengths():
     prepared = []
     backend = SimpleNamespace(captures_decode=True, prepare=prepared.append)
     graphs_of(rowwise, backend, Recorder(), max_num_seqs=2).run(decode_step([0], [7]))
-    assert [(each.max_query_len, each.max_seq_len, len(each.seq_lens)) for each in prepared] == [
+    assert [(each.max_query_len, each.host_seq_lens.max(), len(each.seq_lens)) for each in prepared] == [
         (1, MAX_LEN, 2),
         (1, MAX_LEN, 1),
     ]

@@ -27,6 +27,7 @@ from configs.errors import (
 from configs.sampling import BeamSearchParams, SamplingParams
 from configs.settings import ServerConfig
 from engine.llm import LLM
+from engine.observer import Observer
 from server.app import create_app
 from tests.engine.tiny_models import write_tiny
 
@@ -242,6 +243,7 @@ def test_beams_are_those_of_the_server(llm):
         assert [output.finish_reason for output in request.outputs] == [choice["finish_reason"] for choice in choices]
         sums = [output.cumulative_logprob / len(output.token_ids) ** 0.5 for output in request.outputs]
         assert sums == sorted(sums, reverse=True)
+    llm._engine.observer = Observer()  # the app's knows HTTP requests only
     assert found[0].prompt == "Hello"
     for wrong in ({"beam_width": 0}, {"beam_width": 11}, {"max_tokens": 0}, {"length_penalty": 99}):
         with pytest.raises(InvalidRequest, match=next(iter(wrong))):

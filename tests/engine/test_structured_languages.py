@@ -93,7 +93,7 @@ def request(request_id: str, source: str) -> Request:
 def take_all(languages: ThreadedLanguages, seconds: float = 10) -> dict[str, RequestError | None]:
     """Until nothing is waited for."""
     taken, end = {}, time.monotonic() + seconds
-    while languages.has_work:
+    while languages.num_waiting:
         assert time.monotonic() < end
         taken |= {request.request_id: reason for request, reason in languages.take(wait=True)}
     return taken

@@ -68,8 +68,8 @@ def test_decoding_equals_transformers(smollm2, transformers_smollm2):
 def test_special_ids_and_names(smollm2):
     assert (smollm2.bos_token_id, smollm2.eos_token_id, smollm2.vocab_size) == (1, 2, 49152)
     assert smollm2.special_tokens["eos_token"] == "<|im_end|>"
-    assert smollm2.is_special(2)
-    assert not smollm2.is_special(500)
+    assert 2 in smollm2.special_ids
+    assert 500 not in smollm2.special_ids
     assert smollm2.chat_template
 
 
@@ -171,8 +171,8 @@ def test_control_and_user_defined_tokens_stay_whole():
     ids = tokenizer.encode("a<|end|><think> b")
     eos, think = vocabulary.eos_token_id, len(vocabulary.tokens) - 1
     assert [i for i in ids if i in (eos, think)] == [eos, think]
-    assert tokenizer.is_special(eos)
-    assert not tokenizer.is_special(think)
+    assert eos in tokenizer.special_ids
+    assert think not in tokenizer.special_ids
     assert tokenizer.decode(ids) == "a<think> b"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|end|><think> b"
 

@@ -111,8 +111,8 @@ def test_tokens_that_only_the_configuration_calls_special(folder):
     plain = load(folder)
     marked = load(folder, additional_special_tokens=["<think>"])
     [think] = marked.encode("<think>", add_special_tokens=False)
-    assert marked.is_special(think)
-    assert not plain.is_special(think)
+    assert think in marked.special_ids
+    assert think not in plain.special_ids
 
 
 TOOL = {"content": "<tool>", "special": False, "normalized": False}
@@ -176,8 +176,8 @@ def test_configuration_entries_of_added_tokens(folder):
     tokenizer = load(folder, added_tokens_decoder={"7": entry}, extra_special_tokens={"image_token": "y"})
     z, y = tokenizer.encode("  z", add_special_tokens=False), tokenizer.encode("y", add_special_tokens=False)
     assert len(z) == len(y) == 1
-    assert tokenizer.is_special(z[0])
-    assert tokenizer.is_special(y[0])
+    assert z[0] in tokenizer.special_ids
+    assert y[0] in tokenizer.special_ids
 
 
 def test_stored_truncation_and_padding_do_not_matter(folder):
