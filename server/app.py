@@ -15,7 +15,7 @@ from starlette.routing import Match, Route
 from configs.errors import RequestError
 from configs.settings import ServerConfig
 from engine.async_engine import AsyncEngine
-from server import admin, token_generation, tokenization, version
+from server import admin, tokenization, version
 from server.anthropic import routes as anthropic
 from server.bodies import invalid_parameter
 from server.documented import schemas
@@ -33,7 +33,7 @@ from server.serving import Serving
 
 PROTOCOLS = (
     *(chat, completions, responses, embeddings, anthropic, llama_cpp),
-    *(ollama_chat, ollama_catalog, token_generation, tokenization, live, timeline, admin),
+    *(ollama_chat, ollama_catalog, tokenization, live, timeline, admin),
 )
 
 

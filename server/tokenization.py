@@ -1,6 +1,6 @@
 """Texts, token ids and prompts into each other: POST /tokenize, /detokenize and /apply-template."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from fastapi import APIRouter
 from pydantic import ConfigDict, Field
@@ -37,23 +37,19 @@ class TokenizeRequest(ChatPromptFields):
     media_io_kwargs: Annotated[Any, Unsupported(({},))] = None
 
 
-class TokenizeResponse(TypedDict):
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
-
-
 class TokenPiece(TypedDict):
     id: int
     piece: str | list[int]
     """The token's text, or its bytes where they are not whole characters."""
 
 
-class ContentTokens(TypedDict):
-    """llama.cpp's answer."""
+class TokenizeResponse(TypedDict):
+    """Of `content`, as llama.cpp's, the tokens alone."""
 
-    tokens: list[int | TokenPiece]
+    tokens: list[int] | list[TokenPiece]
+    count: NotRequired[int]
+    max_model_len: NotRequired[int]
+    token_strs: NotRequired[list[str] | None]
 
 
 class DetokenizeRequest(ModelRequest):
@@ -76,14 +72,14 @@ class TemplateResponse(TypedDict):
     prompt: str
 
 
-@router.post("/tokenize", response_model=TokenizeResponse | ContentTokens)
+@router.post("/tokenize", response_model=TokenizeResponse)
 async def tokenize(body: TokenizeRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """Token ids of a text or of a chat's prompt."""
     one_of(body, "prompt", "messages", "content")
     return await request.answer(lambda: _tokenize(serving, body))
 
 
-async def _tokenize(serving: Serving, body: TokenizeRequest) -> TokenizeResponse | ContentTokens:
+async def _tokenize(serving: Serving, body: TokenizeRequest) -> TokenizeResponse:
     tokenizer = serving.engine.tokenizer
     token_ids = await _token_ids(serving, body)
     odd, needed = ("with_pieces", "content") if body.content is None else ("return_token_strs", "prompt or messages")
@@ -94,8 +90,9 @@ async def _tokenize(serving: Serving, body: TokenizeRequest) -> TokenizeResponse
         max_model_len = serving.engine.info.max_model_len
         return {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": spellings}
     if not body.with_pieces:
-        return {"tokens": [*token_ids]}
-    return {"tokens": [{"id": one, "piece": _piece(tokenizer.token_bytes(one))} for one in token_ids]}
+        return {"tokens": token_ids}
+    pieces: list[TokenPiece] = [{"id": one, "piece": _piece(tokenizer.token_bytes(one))} for one in token_ids]
+    return {"tokens": pieces}
 
 
 async def _token_ids(serving: Serving, body: TokenizeRequest) -> list[int]:

@@ -223,6 +223,8 @@ class OpenAIWriter(Generic[Request]):
         options, config = body.stream_options or {}, generation.serving.config
         self._usage_in_last = bool(options.get("include_usage")) or config.enable_force_include_usage
         self._usage_in_all = bool(options.get("continuous_usage_stats"))
+        self.begun: set[int] = set()
+        """Choices of which something was sent."""
         self._has_begun = False
         self._begin = b"data: " + msgspec.json.encode({**self.head(is_chunk=True), "choices": []}).removesuffix(b"[]}")
 

@@ -150,14 +150,9 @@ class ChatCompletionChunk(AnswerHead, PromptFields):
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=streamed(ChatCompletionChunk))
 async def chat_completions(body: ChatRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """Answer a chat."""
-
-    async def start() -> tuple[Generation, Answers, Chat]:
-        chat = chat_of(body, serving.config)
-        return *await start_chat(serving, chat, "chatcmpl-"), chat
-
-    generation, answers, chat = await request.prepare(start)
+    generation, answers = await request.prepare(lambda: start_chat(serving, chat_of(body, serving.config), "chatcmpl-"))
     request.ignored_fields += generation.passed_over
-    echoed = chat.messages[-1]["content"] if body.echo and body.continue_final_message else ""
+    echoed = template_messages(body.messages[-1:], [])[0]["content"] if body.echo else ""
     return await ChatWriter(generation, body, answers, echoed).respond(request, body.stream_interval)
 
 
@@ -235,8 +230,6 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         self.spell = spelling(self.tokenizer, body.return_tokens_as_token_ids)
         self.with_reasoning = body.include_reasoning is not False
         self.echoed = echoed
-        self.begun: set[int] = set()
-        """Choices whose role was sent."""
 
     def choices(self, outputs: list[CompletionOutput]) -> list[ChatChoice]:
         return [self._choice(output) for output in outputs]

@@ -183,32 +183,27 @@ class Rerank(EmbeddingHead):
 @router.post("/v1/embeddings", response_model=ListOf[Embedding])
 async def embeddings(body: EmbeddingRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """Embed texts."""
-    return await _embed(body, request, serving, "embd-", {"object": "embedding"}, "embedding", normalize=True)
+    return await _embed(body, request, serving, "embedding")
 
 
 @router.post("/pooling", response_model=ListOf[Pooled])
 async def pooling(body: PoolingRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """Embed texts, as the model gives it."""
-    return await _embed(body, request, serving, "pool-", {"object": "pooling"}, "data", normalize=False)
+    return await _embed(body, request, serving, "pooling")
 
 
-async def _embed(
-    body: EmbeddingRequest,
-    request: ParsedRequest,
-    serving: Serving,
-    id_prefix: str,
-    item: dict[str, str],
-    field: str,
-    *,
-    normalize: bool,
-) -> Response:
-    """`item` is what an item of the answer begins with, `field` is where the embedding stands."""
+_KINDS = {"embedding": ("embd-", "embedding"), "pooling": ("pool-", "data")}
+"""Of items: what the answer's id begins with, and the field in which an embedding stands."""
+
+
+async def _embed(body: EmbeddingRequest, request: ParsedRequest, serving: Serving, kind: str) -> Response:
+    id_prefix, field = _KINDS[kind]
     one_of(body, "input", "messages")
-    normalize = body.normalizes(normalize)
+    normalize = body.normalizes(default=kind == "embedding")
     prompts = await request.prepare(lambda: _input_prompts(serving, body))
     head, vectors = await embedded(request, serving, body, prompts, id_prefix)
     shapes = shaped(vectors, body.dimensions, normalize=normalize, as_base64=body.encoding_format == "base64")
-    items = ({**item, "index": index, field: shape} for index, shape in enumerate(shapes))
+    items = ({"object": kind, "index": index, field: shape} for index, shape in enumerate(shapes))
     return Response(await filled(head, "data", items), media_type="application/json")
 
 
