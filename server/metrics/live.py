@@ -107,7 +107,7 @@ class Live(TypedDict):
 
 
 class LiveView:
-    """How the engine is, asked once for all who want to know at about the same time."""
+    """How the engine is, asked once for all who want to know at about the same time; and the writer of their events."""
 
     def __init__(self, serving: Serving) -> None:
         self._serving, self._engine = serving, serving.engine
@@ -125,11 +125,7 @@ class LiveView:
         kept_until = max(self._kept_until, self._answered + max_age)
         if self._asked is None or (self._asked.done() and time.monotonic() >= kept_until):
             self._asked = asyncio.create_task(self._ask())
-        asked = self._asked
-        await asyncio.wait({asked}, timeout=PATIENCE)
-        if not asked.done():
-            raise TimeoutError
-        return asked.result()
+        return await asyncio.wait_for(asyncio.shield(self._asked), PATIENCE)
 
     async def _ask(self) -> Snapshot:
         begun, self._answered, self._kept_until = time.monotonic(), 0.0, 0.0
@@ -174,11 +170,20 @@ class LiveView:
                 request["id"] = f"other-{digest.hexdigest()}"
         return engine
 
-    async def events(self, owner: str) -> AsyncGenerator[bytes, None]:
+    async def watch(self, owner: str) -> AsyncGenerator[bytes, None]:
         """What the owner may see, as JSON, until the server ends."""
         while self._serving.drained_by is None and not self._engine.is_dead:
             yield await self.seen_by(owner)
             await asyncio.sleep(max(INTERVAL, self._kept_until - time.monotonic()))
+
+    def events(self, live: bytes) -> bytes:
+        return event(live)
+
+    def end(self) -> bytes:
+        return b""
+
+    def error(self, error: Exception) -> bytes:
+        return event(openai_error(error))
 
 
 def live_engine(snapshot: Snapshot, block_size: int, now: float) -> LiveEngine:
@@ -232,17 +237,6 @@ def block_runs(block_ids: Sequence[int]) -> list[int]:
     return runs
 
 
-class LiveWriter:
-    def events(self, live: bytes) -> bytes:
-        return event(live)
-
-    def end(self) -> bytes:
-        return b""
-
-    def error(self, error: Exception) -> bytes:
-        return event(openai_error(error))
-
-
 @router.get("/v1/engine/live", response_model=Live, responses=streamed(Live) | {503: {"model": ErrorResponse}})
 async def engine_live(request: Request, serving: ServingOf) -> Response:
     """What the engine does now; as it changes, for those who accept events."""
@@ -252,4 +246,4 @@ async def engine_live(request: Request, serving: ServingOf) -> Response:
         return Response(await view.seen_by(current_owner()), media_type="application/json")
     if request.scope[METHOD] == "HEAD":
         return Response(media_type=EVENTS)
-    return EventStream(view.events(current_owner()), LiveWriter())
+    return EventStream(view.watch(current_owner()), view)

@@ -24,46 +24,43 @@ from engine.messages import StepStats
 from server.metrics.records import FAILED, ChoiceRecord, RequestRecord
 
 # docs/operations.md has the same tables.
-GAUGES = {
+METRICS = {
     "vllm:num_requests_running": "Choices that are computed now.",
     "vllm:num_requests_waiting": "Choices that wait for their turn.",
     "vllm:kv_cache_usage_perc": "Share of the KV cache's blocks that choices hold; 1 is all of them.",
+    "vllm:prefix_cache_queries_total": "Tokens that were looked for in the prefix cache.",
+    "vllm:prefix_cache_hits_total": "Tokens that were found there, and so not computed.",
+    "vllm:num_preemptions_total": "How often a running choice had to give its blocks to others.",
     "vllm:cache_config_info": "What the KV cache is like, in labels; always 1.",
+    "vllm:prompt_tokens_total": "Tokens of prompts, cached ones too.",
+    "vllm:generation_tokens_total": "Tokens that were generated.",
+    "vllm:request_success_total": "Choices that have ended, by finish reason.",
+    "octavo:step_requests_total": "Choices in steps, each step's counted: over that of steps, the mean batch.",
+    "octavo:step_bytes_total": "Weights and keys and values in use, each step's counted: what decode steps have to"
+    " read, about.",
     "octavo:memory_bandwidth_fraction": "Those bytes of the latest steps per second, over --memory-bandwidth; without"
     " the setting it is missing.",
+    "octavo:recomputed_tokens_total": "Tokens that were computed again behind a preemption.",
     "octavo:requests_waiting": "Choices that wait, by what the first of them waits for: blocks of the KV cache, seats"
     " in the batch, tokens of the step's budget, or other (a grammar that is compiled; the step to come).",
     "octavo:startup_seconds": "What the start of the engine process took, by phase.",
     "octavo:engine_up": "1 while requests would be answered.",
+    "octavo:engine_restarts_total": "Engine processes that were replaced.",
+    "octavo:requests_refused_total": "Requests that were not begun, as the queue was full, the engine away or the"
+    " server at its end.",
+    "octavo:http_requests_total": "Answers, by route and status.",
     "octavo:http_requests_running": "Requests with a body that are being answered, and responses in the background.",
 }
-"""Help by name."""
-COUNTERS = {
-    "vllm:prefix_cache_queries": "Tokens that were looked for in the prefix cache.",
-    "vllm:prefix_cache_hits": "Tokens that were found there, and so not computed.",
-    "vllm:num_preemptions": "How often a running choice had to give its blocks to others.",
-    "vllm:prompt_tokens": "Tokens of prompts, cached ones too.",
-    "vllm:generation_tokens": "Tokens that were generated.",
-    "vllm:request_success": "Choices that have ended, by finish reason.",
-    "octavo:step_requests": "Choices in steps, each step's counted: over that of steps, the mean batch.",
-    "octavo:step_bytes": "Weights and keys and values in use, each step's counted: what decode steps have to read,"
-    " about.",
-    "octavo:recomputed_tokens": "Tokens that were computed again behind a preemption.",
-    "octavo:engine_restarts": "Engine processes that were replaced.",
-    "octavo:requests_refused": "Requests that were not begun, as the queue was full, the engine away or the server at"
-    " its end.",
-    "octavo:http_requests": "Answers, by route and status.",
-}
-"""Help by name without `_total`."""
+"""What gauges, and counters with `_total`, mean."""
 LABELS = {
     "vllm:cache_config_info": ("block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"),
-    "vllm:request_success": ("finished_reason",),
+    "vllm:request_success_total": ("finished_reason",),
     "octavo:requests_waiting": ("cause",),
     "octavo:startup_seconds": ("phase",),
-    "octavo:requests_refused": ("reason",),
-    "octavo:http_requests": ("method", "route", "status"),
+    "octavo:requests_refused_total": ("reason",),
+    "octavo:http_requests_total": ("method", "route", "status"),
 }
-_OF_SERVER = ("octavo:requests_refused", "octavo:http_requests", "octavo:http_requests_running")
+_OF_SERVER = ("octavo:requests_refused_total", "octavo:http_requests_total", "octavo:http_requests_running")
 """Those without the labels of the model."""
 
 # Bounds of buckets. All but those of octavo:step_seconds are vLLM's.
@@ -185,13 +182,13 @@ class EngineMetrics(Collector):
         if choice.finish_reason not in FAILED:
             if choice.first_token is None:
                 self.num_prompt_tokens += choice.num_prompt_tokens  # of an embedding
-            phases = choice.phases(choice.ended)
+            _, queue, prefill, decode = choice.phases(choice.ended)
             values |= {
                 "vllm:e2e_request_latency_seconds": choice.ended - choice.received,
-                "vllm:request_queue_time_seconds": phases.queue,
-                "vllm:request_prefill_time_seconds": phases.prefill,
-                "vllm:request_decode_time_seconds": phases.decode,
-                "vllm:request_inference_time_seconds": phases.prefill + phases.decode,
+                "vllm:request_queue_time_seconds": queue,
+                "vllm:request_prefill_time_seconds": prefill,
+                "vllm:request_decode_time_seconds": decode,
+                "vllm:request_inference_time_seconds": prefill + decode,
                 "vllm:request_time_per_output_token_seconds": choice.time_per_output_token,
             }
         for name, value in values.items():
@@ -219,30 +216,30 @@ class EngineMetrics(Collector):
             "vllm:num_requests_waiting": stats.num_waiting,
             "vllm:kv_cache_usage_perc": stats.num_used_blocks / max(1, num_blocks),
             "vllm:cache_config_info": {tuple(map(str, cache)): 1},
-            "vllm:prefix_cache_queries": counters.num_prefix_queries,
-            "vllm:prefix_cache_hits": counters.num_prefix_hits,
-            "vllm:num_preemptions": counters.num_preemptions,
-            "vllm:prompt_tokens": self.num_prompt_tokens,
-            "vllm:generation_tokens": self.num_generation_tokens,
-            "vllm:request_success": self._finished,
-            "octavo:step_requests": counters.num_step_requests,
-            "octavo:step_bytes": self._step_bytes,
+            "vllm:prefix_cache_queries_total": counters.num_prefix_queries,
+            "vllm:prefix_cache_hits_total": counters.num_prefix_hits,
+            "vllm:num_preemptions_total": counters.num_preemptions,
+            "vllm:prompt_tokens_total": self.num_prompt_tokens,
+            "vllm:generation_tokens_total": self.num_generation_tokens,
+            "vllm:request_success_total": self._finished,
+            "octavo:step_requests_total": counters.num_step_requests,
+            "octavo:step_bytes_total": self._step_bytes,
             "octavo:memory_bandwidth_fraction": {(): bandwidth / (limit * 1e9)} if limit else {},
-            "octavo:recomputed_tokens": counters.num_recomputed_tokens,
+            "octavo:recomputed_tokens_total": counters.num_recomputed_tokens,
             "octavo:requests_waiting": {one: stats.num_waiting if one == cause else 0 for one in _WAIT_CAUSES},
             "octavo:startup_seconds": info.timings,
             "octavo:engine_up": float(engine.health().status == "ok"),
-            "octavo:engine_restarts": engine.num_restarts,
-            "octavo:requests_refused": self.refused,
-            "octavo:http_requests": self._http_requests,
+            "octavo:engine_restarts_total": engine.num_restarts,
+            "octavo:requests_refused_total": self.refused,
+            "octavo:http_requests_total": self._http_requests,
             "octavo:http_requests_running": self._num_requests(),
         }
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._values().items():
-            kind, text = (GaugeMetricFamily, GAUGES[name]) if name in GAUGES else (CounterMetricFamily, COUNTERS[name])
+            kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
             shared = {} if name in _OF_SERVER else self._labels
-            family: Any = kind(name, text, labels=[*shared, *LABELS.get(name, ())])
+            family: Any = kind(name, METRICS[name], labels=[*shared, *LABELS.get(name, ())])
             for own, number in value.items() if isinstance(value, Mapping) else [((), value)]:
                 family.add_metric([*shared.values(), *([own] if isinstance(own, str) else own)], number)
             yield family

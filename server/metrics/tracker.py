@@ -49,10 +49,9 @@ class RequestTracker(Observer):
 
     def find(self, request_id: str, owner: str) -> RequestRecord | None:
         """This owner's by X-Request-Id or the answer's id; of several, the newest that runs, or else that ended."""
-        for record in (*reversed(self._running), *reversed(self._ended)):
-            if record.owner == owner and request_id in (record.request_id, record.response_id):
-                return record
-        return None
+        newest_first = (*reversed(self._running), *reversed(self._ended))
+        own = (record for record in newest_first if record.owner == owner)
+        return next((record for record in own if request_id in (record.request_id, record.response_id)), None)
 
     def owner_of(self, choice_id: str) -> str | None:
         """The owner of a choice that runs; None for any other id."""

@@ -111,7 +111,7 @@ def view(engine: FakeEngine) -> LiveView:
 
 
 def frames_of(view: LiveView) -> AsyncGenerator[bytes, None]:
-    return view.events("")
+    return view.watch("")
 
 
 async def first_of(frames: Awaitable[bytes]) -> dict[str, Any]:
