@@ -24,7 +24,7 @@ from server.openai.responses.conversion import chat_of, first_response, namespac
 from server.openai.responses.events import ResponseObject, ResponseWriter, StreamEvent
 from server.openai.responses.models import Item, ResponsesRequest
 from server.serving import ServingOf
-from server.shortening import start_shortened
+from server.shortening import start_shortened, without_oldest
 from server.sse import EventStream, until_disconnect
 from server.structured import STRICT
 
@@ -240,7 +240,8 @@ async def create_response(
     async def start() -> tuple[Generation, StoredResponse, dict[str, str]]:
         items, num_bytes = _conversation(store, body, request.ignored_fields)
         chat = chat_of(body, items, serving.config, request.ignored_fields)
-        generation, answers, headers = await start_shortened(serving, chat, "resp_", may_drop=body.truncation == "auto")
+        shorten = without_oldest if body.truncation == "auto" else None
+        generation, answers, headers = await start_shortened(serving, chat, "resp_", shorten)
         tools = offered_tools(body, [])
         response = first_response(body, generation, tools)
         writer = ResponseWriter(generation, answers, response, namespaces_of(tools), with_events=bool(body.stream))
