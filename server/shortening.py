@@ -9,9 +9,9 @@ from server.chat import Answers, Chat, render, start_chat
 from server.generation import Generation
 from server.serving import Serving
 
-DROPPED = "x-octavo-dropped-messages"
+_DROPPED = "x-octavo-dropped-messages"
 """The header that says how many messages were left out."""
-CUT_TO = "x-octavo-prompt-cut-to"
+_CUT_TO = "x-octavo-prompt-cut-to"
 """The header that says how many tokens were left of a prompt."""
 Shorten = Callable[[Chat, Serving], Awaitable[Chat | None]]
 
@@ -28,7 +28,7 @@ async def start_shortened(
             raise
     generation, answers = await start_chat(serving, shorter, id_prefix)
     num_dropped = len(chat.messages) - len(shorter.messages)
-    cut = {DROPPED: str(num_dropped)} if num_dropped else {CUT_TO: str(generation.num_prompt_tokens)}
+    cut = {_DROPPED: str(num_dropped)} if num_dropped else {_CUT_TO: str(generation.num_prompt_tokens)}
     return generation, answers, cut
 
 
@@ -97,7 +97,7 @@ async def encode_shortened(serving: Serving, text: str) -> tuple[list[int], dict
     if len(token_ids) < context_size(serving):
         return token_ids, {}
     begins, room = token_ids[:1] == [serving.engine.tokenizer.bos_token_id], room_for_prompt(serving)
-    return token_ids[:begins] + token_ids[begins - room :], {CUT_TO: str(room)}
+    return token_ids[:begins] + token_ids[begins - room :], {_CUT_TO: str(room)}
 
 
 async def encode_part(

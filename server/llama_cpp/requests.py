@@ -10,7 +10,7 @@ from configs.errors import InvalidRequest, shown
 from configs.sampling import SamplingParams, StructuredOutput
 from server.bodies import ModelRequest, Unsupported
 from server.generation import Generation, GenerationOptions, Prompt, naming
-from server.sampling import LlamaSampling, NumLogprobs, TokenId, fitted, sampling_params
+from server.sampling import CommonSampling, LlamaSampling, NumLogprobs, TokenId, fitted, sampling_params
 from server.serving import Serving
 from server.structured import STRICT, JsonSchema, json_schema
 
@@ -93,11 +93,7 @@ class InfillRequest(NativeRequest):
     """How the middle begins."""
 
 
-_NAMES = {"max_tokens": "n_predict", "n": "n_cmpl", "logprobs": "n_probs", "repetition_penalty": "repeat_penalty"}
-_SAME_NAME = (
-    *("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty"),
-    *("stop", "ignore_eos", "repetition_penalty"),
-)
+_FIELD_NAMES = {"max_tokens": "n_predict", "n": "n_cmpl", "suffix": "input_suffix"}
 _NEVER, _MOST_BIAS = -100.0, 100.0
 _MAX_DIGITS = 20
 """Most digits of a token id; Python converts no more than some thousands."""
@@ -106,8 +102,7 @@ _FILE_SEPARATOR, _REPOSITORY = "<|file_sep|>", "<|repo_name|>"
 
 async def native_generation(serving: Serving, body: NativeCompletionRequest | InfillRequest) -> Generation:
     """Raises `InvalidRequest` naming the field."""
-    structured = "grammar" if body.json_schema is None else "json_schema"
-    names = {**_NAMES, "suffix": "input_suffix", "structured": structured}
+    names = {**_FIELD_NAMES, "structured": "grammar" if body.json_schema is None else "json_schema"}
     with naming(names):
         params = await _params(serving, body)
         items = [body] if isinstance(body, InfillRequest) else _prompts(body.prompt)
@@ -141,7 +136,8 @@ async def _params(serving: Serving, body: NativeRequest) -> SamplingParams:
 def settings(params: SamplingParams, max_model_len: int) -> dict[str, Any]:
     """`params` in llama.cpp's words."""
     return {
-        **{_NAMES.get(name, name): getattr(params, name) for name in _SAME_NAME},
+        **{name: getattr(params, name) for name in (*CommonSampling.model_fields, "ignore_eos")},
+        "repeat_penalty": params.repetition_penalty,
         "n_ctx": max_model_len,
         "n_predict": -1 if params.max_tokens is None else params.max_tokens,
         "n_probs": params.logprobs or 0,

@@ -151,19 +151,15 @@ Body = NativeCompletionRequest | InfillRequest
 async def _respond(body: Body, request: ParsedRequest, serving: Serving) -> Response:
     generation = await request.prepare(lambda: native_generation(serving, body))
     request.ignored_fields += body.served_otherwise(generation.prompts[0].params)
-    writer = NativeWriter(generation, body, await _prompts(generation, body))
+    prompts = [""] * len(generation.prompts)
+    if not body.response_fields or "prompt" in body.response_fields:
+        token_ids = [prompt.token_ids for prompt in generation.prompts]
+        prompts = [await serving.engine.decode(one, skip_special_tokens=False) for one in token_ids]
+    writer = NativeWriter(generation, body, prompts)
     if body.stream:
         return EventStream(generation.run(), writer, keep_alive=serving.config.sse_keep_alive_interval)
     whole = writer.whole(await until_disconnect(request.receive, generation.whole()))
     return Response(whole, media_type="application/json")
-
-
-async def _prompts(generation: Generation, body: Body) -> list[str]:
-    """As the model reads them; empty where the answer does not have them."""
-    if body.response_fields and "prompt" not in body.response_fields:
-        return [""] * len(generation.prompts)
-    engine = generation.serving.engine
-    return [await engine.decode(prompt.token_ids, skip_special_tokens=False) for prompt in generation.prompts]
 
 
 class NativeWriter:
@@ -173,6 +169,7 @@ class NativeWriter:
         self.generation = generation
         self.body = body
         self.prompts = prompts
+        """As the model reads them; empty where the answer does not have them."""
         self.tokenizer = generation.serving.engine.tokenizer
         self.spell = spelling(self.tokenizer, False)
         self.with_new_line: set[int] = set()

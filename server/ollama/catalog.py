@@ -201,12 +201,12 @@ async def show_version() -> OllamaVersion:
     return {"version": API_VERSION}
 
 
-@router.post("/api/show")
-async def show(body: ShowRequest, serving: ServingOf) -> ShowResponse:
+@router.post("/api/show", response_model=ShowResponse)
+async def show(body: ShowRequest, serving: ServingOf) -> Response:
     """What the model is."""
     serving.check_model(body.model or body.name)
     engine, details = serving.engine, _details(serving)
-    return {
+    shown: ShowResponse = {
         "modelfile": "",
         "parameters": "\n".join(f"{name} {value}" for name, value in engine.default_sampling.items()),
         "template": engine.chat_template or "",
@@ -219,6 +219,7 @@ async def show(body: ShowRequest, serving: ServingOf) -> ShowResponse:
         "capabilities": ["completion", *await _capabilities(serving)],
         "modified_at": serving.model.created_at,
     }
+    return JSONResponse(shown)
 
 
 @router.post("/api/pull", response_model=PullStatus, responses=streamed(PullStatus, LINES))
@@ -251,7 +252,8 @@ async def _capabilities(serving: Serving) -> list[str]:
 
 def _model(serving: Serving, name: str) -> OllamaModel:
     digest = hashlib.sha256(serving.system_fingerprint.encode()).hexdigest()
-    return {"name": name, "model": name, "size": _size(serving), "digest": digest, "details": _details(serving)}
+    size = int(serving.engine.info.num_parameters * _weights(serving)[1] / 8)
+    return {"name": name, "model": name, "size": size, "digest": digest, "details": _details(serving)}
 
 
 def _details(serving: Serving) -> OllamaDetails:
@@ -264,21 +266,14 @@ def _details(serving: Serving) -> OllamaDetails:
         "family": family,
         "families": [family],
         "parameter_size": f"{info.num_parameters / size:.{digits}f}{unit}",
-        "quantization_level": _level(serving),
+        "quantization_level": _weights(serving)[0],
     }
 
 
-def _level(serving: Serving) -> str:
-    """The type of the weights: of a GGUF file's the one of the fewest bits, as names sort by bits."""
+def _weights(serving: Serving) -> tuple[str, float]:
+    """The type of the weights, in a GGUF file that of the fewest bits, as names sort by bits; and the mean bits."""
     info = serving.engine.info
-    if info.quantization == "none":
-        return _FLOATS.get(info.dtype, info.dtype)
-    stored = re.match(r"gguf \((\w+)", info.quantization)
-    return stored[1] if stored else info.quantization
-
-
-def _size(serving: Serving) -> int:
-    """Bytes of the weights; those of a GGUF file by the mean of the bits of its types."""
-    info = serving.engine.info
-    bits = [int(found) for found in re.findall(r"Q(\d)", info.quantization)] or [_BITS.get(_level(serving), 16)]
-    return int(info.num_parameters * sum(bits) / len(bits) / 8)
+    plain = info.quantization == "none"
+    level = _FLOATS.get(info.dtype, info.dtype) if plain else re.sub(r"gguf \((\w+).*", r"\1", info.quantization)
+    bits = [int(found) for found in re.findall(r"Q(\d)", info.quantization)] or [_BITS.get(level, 16)]
+    return level, sum(bits) / len(bits)
