@@ -75,18 +75,12 @@ class AnswerReader(Reader):
             self._delta.tool_calls.append(DeltaToolCall(self.num_calls - 1))
         self._delta.tool_calls[-1].arguments += text
 
-    def add_argument(self, name: str, keyword: str, value: str = "") -> None:
-        """Add an argument to a call of the function, which begins with its first one."""
-        text = f"{', ' if self.begun else '{'}{json_text(keyword)}: {value}"
-        self.begin_call(name)
-        self.add_arguments(text)
-
-    def end_arguments(self, name: str) -> bool:
-        """End the call, which has no arguments if it has not begun."""
-        text = "}" if self.begun else "{}"
-        self.begin_call(name)
-        self.add_arguments(text)
-        return True
+    def add(self, name: str, arguments: str) -> None:
+        """Add to the arguments of a call of the function, which begins with them."""
+        if self.begun:
+            self.add_arguments(arguments)
+        else:
+            self.begin_call(name, arguments)
 
 
 def read_object(answer: AnswerReader, is_inner: bool = False) -> Wait[bool]:
@@ -169,8 +163,9 @@ def read_keywords(answer: AnswerReader) -> Wait[bool]:
             return False
         if (value := literal_as_json(literal)) is None:
             return False
-        answer.add_argument(name, keyword, value)
-    return answer.end_arguments(name)
+        answer.add(name, f"{', ' if answer.begun else '{'}{json_text(keyword)}: {value}")
+    answer.add(name, "}" if answer.begun else "{}")
+    return True
 
 
 _ELEMENT_NAME = re.compile(r"[^<>\s]+")
@@ -195,11 +190,11 @@ def read_elements(answer: AnswerReader) -> Wait[bool]:
         return False
     yield from answer.spaces()
     while (yield from answer.literal(_NEXT)) and (parameter := (yield from _read_element_name(answer))):
-        answer.add_argument(name, parameter)
+        answer.add(name, f"{', ' if answer.begun else '{'}{json_text(parameter)}: ")
         yield from _read_element(answer, *_types_and_choices(answer.functions.get(name), parameter))
         yield from answer.spaces()
     if (yield from answer.literal("</function>", or_end=True)):
-        answer.end_arguments(name)
+        answer.add(name, "}" if answer.begun else "{}")
     return answer.begun
 
 

@@ -90,38 +90,29 @@ def plain_tools(
     plain: list[Message] = []
     for are_results, group in itertools.groupby(messages, lambda message: message["role"] == "tool"):
         if are_results:
-            plain.append({"role": "user", "content": "\n".join(map(_result, group))})
+            results = (f"<tool_response>\n{message.get('content') or ''}\n</tool_response>" for message in group)
+            plain.append({"role": "user", "content": "\n".join(results)})
         else:
             plain += map(_with_plain_calls, group)
-    return _describe(plain, tools, system_role=system_role) if tools else plain
-
-
-def _describe(messages: list[Message], tools: Sequence[Mapping[str, Any]], *, system_role: bool) -> list[Message]:
+    if not tools:
+        return plain
     description = _DESCRIPTION % "\n".join(map(json_text, tools))
-    first = messages[0] if messages else {"role": "", "content": ""}
+    first = plain[0] if plain else {"role": "", "content": ""}
     if first["role"] == "system":
         content = f"{first['content']}\n\n{description}" if first["content"] else description
     elif first["role"] == "user" and not system_role:
         content = f"{description}\n\n{first['content']}"
     else:
-        return [{"role": "system", "content": description}, *messages]
-    return [{**first, "content": content}, *messages[1:]]
+        return [{"role": "system", "content": description}, *plain]
+    return [{**first, "content": content}, *plain[1:]]
 
 
 def _with_plain_calls(message: Message) -> Message:
     """The message with its calls, whose arguments are an object or its JSON text, as text."""
+    texts = [message["content"]] if message.get("content") else []
+    for call in message.get("tool_calls") or ():
+        name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
+        text = arguments if isinstance(arguments, str) else json_text(arguments)
+        texts.append(f'<tool_call>\n{{"name": {json_text(name)}, "arguments": {text}}}\n</tool_call>')
     plain = {name: value for name, value in message.items() if name != "tool_calls"}
-    if calls := message.get("tool_calls"):
-        content = message.get("content")
-        plain["content"] = "\n".join([*([content] if content else []), *map(_call, calls)])
-    return plain
-
-
-def _call(call: Mapping[str, Any]) -> str:
-    name, arguments = call["function"]["name"], call["function"].get("arguments") or {}
-    text = arguments if isinstance(arguments, str) else json_text(arguments)
-    return f'<tool_call>\n{{"name": {json_text(name)}, "arguments": {text}}}\n</tool_call>'
-
-
-def _result(message: Message) -> str:
-    return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
+    return {**plain, "content": "\n".join(texts)} if message.get("tool_calls") else plain

@@ -1,8 +1,6 @@
 """How models write their answers, and what the model behind a chat template can be told, as the template shows it."""
 
 import re
-import secrets
-import string
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -20,7 +18,7 @@ def random_id() -> str:
 
 def short_id() -> str:
     """An id of nine letters or digits; Mistral's templates take no others."""
-    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(9))
+    return uuid.uuid4().hex[:9]
 
 
 class ToolStyle(NamedTuple):
