@@ -8,16 +8,16 @@ from typing import Any
 
 from configs.errors import InvalidRequest
 from configs.sampling import Reasoning, StructuredOutput
-from engine.async_engine import AsyncEngine
 from engine.input_processor import RenderedChat
 from engine.outputs import CompletionOutput, RequestOutput
 from server.answers.delta import Answer, DeltaMessage
-from server.answers.grammar import Choice, answer_grammar
+from server.answers.grammar import answer_grammar
 from server.answers.parser import AnswerParser
 from server.answers.styles import AnswerStyle, style_of
 from server.generation import Generation, GenerationOptions, Prompt, naming
 from server.sampling import fitted, sampling_params, truncated
 from server.serving import Serving
+from server.tools import CallMode
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,7 @@ class Chat(GenerationOptions):
     """Fields of `SamplingParams` that the request gives."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     """As chat templates print them: {"type": "function", "function": {"name", "description", "parameters"}}."""
-    tool_choice: str = "auto"
-    """auto, none, required, or `=` and the name of a function."""
+    tool_choice: CallMode = "auto"
     parallel_tool_calls: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
@@ -94,7 +93,7 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
         rendered = await render(serving, chat, must_fit=chat.truncate_prompt_tokens is None)
         reading = _Reading(serving, chat, rendered.text)
         prompt = await _prompt(serving, chat, await reading.sampling(), rendered)
-    answers = Answers(reading.new_parser if reading.tools or reading.reasoning else None)
+    answers = Answers(reading.new_parser if chat.tools or reading.reasoning else None)
     return Generation(serving, [prompt], chat, id_prefix=id_prefix), answers
 
 
@@ -105,7 +104,10 @@ async def _prompt(serving: Serving, chat: Chat, sampling: dict[str, Any], render
     if chat.beam_length_penalty is not None and (params.structured or params.thinking):
         raise InvalidRequest("beam search knows no tool choice and no thinking budget", param="use_beam_search")
     serving.check_number_of_choices(1, params.n)
-    token_ids = _behind(chat.prompt_prefix, rendered, engine)
+    token_ids = rendered.token_ids
+    if chat.prompt_prefix:
+        begins = token_ids[:1] == [engine.tokenizer.bos_token_id]
+        token_ids = [*chat.prompt_prefix, *token_ids[begins:]]
     room = limit - (params.max_tokens or 1)
     token_ids = truncated(token_ids, chat.truncate_prompt_tokens, room, chat.truncation_side)
     if chat.fit_max_tokens:
@@ -116,10 +118,10 @@ async def _prompt(serving: Serving, chat: Chat, sampling: dict[str, Any], render
 
 async def render(serving: Serving, chat: Chat, *, must_fit: bool = False) -> RenderedChat:
     """The prompt. Raises `InvalidRequest` in the template's own words where it refuses; see `AsyncInputs.encode`."""
-    style, tools = _style_of(serving, chat), _offered_tools(chat)
-    given = {"tools": tools if style.knows_tools else None, "chat_template": chat.chat_template}
+    style = _style_of(serving, chat)
+    given = {"tools": chat.tools if style.knows_tools else None, "chat_template": chat.chat_template}
     kwargs = {name: value for name, value in given.items() if value} | chat.template_kwargs
-    messages = style.messages(chat.messages, tools)
+    messages = style.messages(chat.messages, chat.tools)
     try:
         return await serving.engine.render_chat(messages, must_fit, **kwargs)
     except InvalidRequest as error:  # some templates take one system message, at the beginning
@@ -137,25 +139,10 @@ def _with_one_system_message(messages: Sequence[dict[str, Any]]) -> list[dict[st
     return [{**system[0], "content": content}, *others] if system else others
 
 
-def _behind(prefix: list[int], rendered: RenderedChat, engine: AsyncEngine) -> list[int]:
-    token_ids = rendered.token_ids
-    if prefix and token_ids[:1] == [engine.tokenizer.bos_token_id]:
-        token_ids = token_ids[1:]
-    return [*prefix, *token_ids] if prefix else token_ids
-
-
 def _style_of(serving: Serving, chat: Chat) -> AnswerStyle:
-    own = serving.engine.tool_template if _offered_tools(chat) else serving.engine.chat_template
+    own = serving.engine.tool_template if chat.tools else serving.engine.chat_template
     template = chat.chat_template or own or ""
     return style_of(template, serving.config.tool_call_parser, serving.config.reasoning_parser)
-
-
-def _offered_tools(chat: Chat) -> list[dict[str, Any]]:
-    """None where none may be called, and a single one where the request names it."""
-    if chat.tool_choice == "none":
-        return []
-    name = chat.tool_choice.removeprefix("=")
-    return [tool for tool in chat.tools if tool["function"]["name"] == name] if name != chat.tool_choice else chat.tools
 
 
 class _Reading:
@@ -165,9 +152,6 @@ class _Reading:
         self.chat = chat
         self.engine = serving.engine
         self.style = _style_of(serving, chat)
-        self.tools = _offered_tools(chat)
-        self.functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in self.tools}
-        self.choice: Choice = "auto" if chat.tool_choice in ("auto", "none") else "required"
         self.reasoning = reasoning = self.style.reasoning
         self.starts_inside = reasoning is not None and reasoning.starts_inside(prompt)
         if reasoning is None:
@@ -181,21 +165,18 @@ class _Reading:
             self.reasoning = None
 
     def new_parser(self) -> AnswerParser:
-        return AnswerParser(
-            self.reasoning,
-            self.style.tools if self.tools else None,
-            self.functions,
-            starts_inside=self.starts_inside,
-            only_calls=self.choice == "required",
-        )
+        tools, only_calls = self.chat.tools, self.chat.tool_choice != "auto"
+        functions = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
+        style = self.style.tools if tools else None
+        return AnswerParser(self.reasoning, style, functions, starts_inside=self.starts_inside, only_calls=only_calls)
 
     async def sampling(self) -> dict[str, Any]:
         """The request's fields, with the answer's grammar, the special tokens that its parser has to see, and what
         bounds its reasoning."""
         chat, reasoning = self.chat, self.reasoning
         # the grammar of many tools takes a while to write
-        structured = await asyncio.to_thread(self._grammar) if self.tools else self._grammar()
-        markers = (*(self.style.tools.markers if self.tools else ()), *(reasoning or ()))
+        structured = await asyncio.to_thread(self._grammar) if chat.tools else self._grammar()
+        markers = (*(self.style.tools.markers if chat.tools else ()), *(reasoning or ()))
         ids = map(self.engine.tokenizer.special_id, markers)
         shown = tuple(token_id for token_id in ids if token_id is not None)
         fields = {**chat.sampling, "shown_token_ids": shown, "structured": structured}
@@ -209,11 +190,11 @@ class _Reading:
 
     def _grammar(self) -> StructuredOutput | None:
         chat = self.chat
-        is_one = chat.tool_choice.startswith("=") or (self.choice == "required" and self.style.takes_one_call)
+        is_one = chat.tool_choice == "one" or (chat.tool_choice == "required" and self.style.takes_one_call)
         return answer_grammar(
             self.style.tools,
-            self.tools,
-            self.choice,
+            chat.tools,
+            is_required=chat.tool_choice != "auto",
             parallel=chat.parallel_tool_calls and not is_one,
             reasoning=self.reasoning,
             starts_inside=self.starts_inside,

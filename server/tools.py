@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Container, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -50,18 +50,25 @@ def as_given(tool: dict[str, Any], where: str) -> dict[str, Any]:
     return tool
 
 
-def tool_choice(given: str | dict[str, Any] | None, tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
-    """auto, none, required, or `=` and the name of a function; and the tools that it leaves, as templates print them.
+CallMode = Literal["auto", "required", "one"]
+"""Whether calls are left to the model; one is a single call of whatever tool there is."""
+
+
+def tool_choice(
+    given: str | dict[str, Any] | None, tools: list[dict[str, Any]]
+) -> tuple[CallMode, list[dict[str, Any]]]:
+    """OpenAI's tool_choice, and the tools that it leaves, as templates print them.
 
     Raises `InvalidRequest`, also where it names a tool that is passed over.
     """
     if isinstance(given, dict) and given["type"] == "allowed_tools":
         given, tools = _allowed(given.get("allowed_tools", given), tools)
     if isinstance(given, dict):
-        return f"={_chosen(given, {tool['function']['name'] for tool in tools})}", tools
+        name = _chosen(given, {tool["function"]["name"] for tool in tools})
+        return "one", [tool for tool in tools if tool["function"]["name"] == name]
     if given == "required" and not tools:
         raise InvalidRequest("tool_choice required needs tools", param="tool_choice")
-    return given or "auto", tools
+    return "required" if given == "required" else "auto", [] if given == "none" else tools
 
 
 def _allowed(given: Any, tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:

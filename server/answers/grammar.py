@@ -7,14 +7,13 @@ style's own: free text, then calls of known functions with arguments that follow
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from configs.errors import InvalidRequest
 from configs.sampling import StructuredOutput
 from engine.structured.loose_schema import loosened
 from server.answers.styles import ReasoningParser, ToolStyle
 
-Choice: TypeAlias = Literal["none", "auto", "required"]
 Format: TypeAlias = dict[str, Any]
 """A node of a structural tag."""
 
@@ -26,8 +25,8 @@ _TYPING = ("$ref", "anyOf", "oneOf", "allOf", "type", "enum", "const")
 def answer_grammar(
     style: ToolStyle,
     tools: Sequence[Mapping[str, Any]],
-    choice: Choice,
     *,
+    is_required: bool = False,
     parallel: bool = True,
     reasoning: ReasoningParser | None = None,
     starts_inside: bool = False,
@@ -36,18 +35,16 @@ def answer_grammar(
 ) -> StructuredOutput | None:
     """The answer's language, or None where any text will do.
 
-    `tools` are as in a chat completion's request. With "required" there is nothing but calls; a request for one
-    function is "required" with this tool alone and `parallel` false. With "auto" only tools that are strict have to
-    follow their schemas, and without such tools only `parallel` false restricts anything: the answer ends with its
-    first call. Where there is a language for content, it and calls that follow their schemas are all that an answer
-    may hold. What cannot be enforced of the schema of a tool that is not strict is added to `passed_over`. With
-    `reasoning` the answer may begin with a reasoning part, and must end one that the prompt began.
+    `tools` are as in a chat completion's request. If calls are required, there is nothing else. If not, only tools that
+    are strict have to follow their schemas, and without such tools only `parallel` false restricts anything: the answer
+    ends with its first call. Where there is a language for content, it and calls that follow their schemas are all that
+    an answer may hold. What cannot be enforced of the schema of a tool that is not strict is added to `passed_over`.
+    With `reasoning` the answer may begin with a reasoning part, and must end one that the prompt began.
     Raises `InvalidRequest`.
     """
     passed_over = [] if passed_over is None else passed_over
-    must_fit = "required" if content is not None and choice == "auto" else choice
-    answer = _calls(style, tools, must_fit, parallel, passed_over)
-    if content is not None and (answer is None or choice != "required"):
+    answer = _calls(style, tools, is_required or content is not None, parallel, passed_over)
+    if content is not None and (answer is None or not is_required):
         if answer is None and reasoning is None:
             return content
         answer = _content(content) if answer is None else _either(_content(content), answer)
@@ -87,29 +84,29 @@ def _content(structured: StructuredOutput) -> Format:
 
 
 def _calls(
-    style: ToolStyle, tools: Sequence[Mapping[str, Any]], choice: Choice, parallel: bool, passed_over: list[str]
+    style: ToolStyle, tools: Sequence[Mapping[str, Any]], only_calls: bool, parallel: bool, passed_over: list[str]
 ) -> Format | None:
     functions = [tool["function"] for tool in tools]
     strict = any(function.get("strict") for function in functions)
-    if choice == "none" or not functions or (choice == "auto" and parallel and not strict):
+    if not functions or (parallel and not strict and not only_calls):
         return None
     if len(json.dumps(functions)) > MAX_BYTES:
         raise InvalidRequest(f"functions that calls have to fit may have {MAX_BYTES} bytes of JSON", param="tools")
-    calls = [_call(style, function, choice, passed_over) for function in functions]
+    calls = [_call(style, function, only_calls, passed_over) for function in functions]
     list_begin, _, list_end = style.calls.partition("…")
     if list_begin:
         behind = [_sequence(_text(style.separator + begin), content, _text(end)) for begin, content, end in calls]
         more = [{"type": "star", "content": _either(*behind)}] if parallel else []
         calls = [(list_begin + begin, _sequence(content, _text(end), *more), list_end) for begin, content, end in calls]
     tags = {"tags": [_tag(*call) for call in calls], "stop_after_first": bool(list_begin) or not parallel}
-    if choice == "required":
+    if only_calls:
         return {"type": "tags_with_separator", **tags, "separator": style.separator, "at_least_one": True}
     triggers = [style.trigger] if style.trigger else [begin for begin, _, _ in calls]
     return {"type": "triggered_tags", **tags, "triggers": triggers}
 
 
 def _call(
-    style: ToolStyle, function: Mapping[str, Any], choice: Choice, passed_over: list[str]
+    style: ToolStyle, function: Mapping[str, Any], must_fit: bool, passed_over: list[str]
 ) -> tuple[str, Format, str]:
     """What a call of the function begins with, its arguments, and what it ends with.
 
@@ -117,7 +114,7 @@ def _call(
     """
     begin, _, end = style.call.partition("…")
     is_strict = bool(function.get("strict"))
-    schema = _typed(function.get("parameters") if choice == "required" or is_strict else None)
+    schema = _typed(function.get("parameters") if must_fit or is_strict else None)
     if not is_strict:
         schema = _typed(loosened(schema, passed_over, function["name"]))
     if style.arguments == "keywords":

@@ -11,11 +11,11 @@ from typing import Any
 from configs.errors import InvalidRequest, shown
 from configs.sampling import StructuredOutput
 from configs.settings import ServerConfig
-from server.anthropic.models import CountTokensRequest, MessagesRequest
+from server.anthropic.models import CountTokensRequest, MessagesRequest, ToolChoice
 from server.chat import Chat
 from server.sampling import stop_strings
 from server.structured import json_schema
-from server.tools import arguments_in_history, offered, result_text
+from server.tools import arguments_in_history, offered, result_text, tool_choice
 
 
 def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
@@ -23,14 +23,16 @@ def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
     passed_over: list[str] = []
     messages = conversation(body, passed_over)
     given: Any = body.tools
-    tools = offered(given, _function, passed_over, types=(None, "custom"))
+    choice, tools = tool_choice(
+        _openai_choice(body.tool_choice), offered(given, _function, passed_over, types=(None, "custom"))
+    )
     structured = _structured(body)
     with_format = {"structured": "output_format" if body.output_format else "output_config"} if structured else {}
     return Chat(
         messages=messages,
         sampling={**(_sampling(body, config) if isinstance(body, MessagesRequest) else {}), "structured": structured},
         tools=tools,
-        tool_choice=_tool_choice(body, [tool["function"]["name"] for tool in tools]),
+        tool_choice=choice,
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         template_kwargs=_template_kwargs(body, messages[-1]),
         field_names={"prompt": "messages", **with_format},
@@ -123,17 +125,10 @@ def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "strict": True} if tool.get("strict") else function}
 
 
-def _tool_choice(body: CountTokensRequest, names: list[str]) -> str:
-    choice = body.tool_choice
-    if choice is None:
-        return "auto"
-    if choice.type == "tool":
-        if choice.name not in names:
-            raise InvalidRequest(f"tool_choice names no tool of tools: {shown(choice.name)}", param="tool_choice")
-        return f"={choice.name}"
-    if choice.type == "any" and not names:
-        raise InvalidRequest("tool_choice any needs tools", param="tool_choice")
-    return "required" if choice.type == "any" else choice.type
+def _openai_choice(choice: ToolChoice | None) -> Any:
+    if choice is None or choice.type in ("auto", "none"):
+        return choice and choice.type
+    return "required" if choice.type == "any" else {"type": "function", "name": choice.name}
 
 
 def _sampling(body: MessagesRequest, config: ServerConfig) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from server.openai.base import AnswerHead, Choice, GenerationRequest, OpenAIWrit
 from server.openai.messages import Function, FunctionName, Messages, Tool, ToolChoice, template_messages
 from server.sampling import NumLogprobs, beam_length_penalty
 from server.serving import Serving, ServingOf
-from server.tools import as_given, offered, tool_choice
+from server.tools import CallMode, as_given, offered, tool_choice
 
 router = APIRouter(route_class=BodyRoute, responses=error_statuses())
 
@@ -187,7 +187,7 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
     )
 
 
-def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[str, list[dict[str, Any]]]:
+def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[CallMode, list[dict[str, Any]]]:
     """The choice and the tools; `functions` are tools under their older name, of which a choice calls one."""
     for older, newer in (("functions", "tools"), ("function_call", "tool_choice")):
         if getattr(body, older) and getattr(body, newer):

@@ -47,7 +47,7 @@ def compiler() -> xgrammar.GrammarCompiler:
 
 
 def compiled(style: ToolStyle, tools: list[dict[str, Any]], choice: Any, **kwargs: Any) -> xgrammar.CompiledGrammar:
-    structured = answer_grammar(style, tools, choice, **kwargs)
+    structured = answer_grammar(style, tools, is_required=choice == "required", **kwargs)
     assert structured is not None
     assert structured.kind == "structural_tag"
     return compiler().compile_structural_tag(json.loads(structured.source))
@@ -142,9 +142,8 @@ def test_one_function_alone_is_called_once() -> None:
 
 
 def test_auto_is_free_unless_a_tool_is_strict_or_calls_are_counted() -> None:
-    assert answer_grammar(HERMES, TOOLS, "none") is None
-    assert answer_grammar(HERMES, [], "auto", parallel=False) is None
-    assert answer_grammar(HERMES, [tool("now"), tool("optional")], "auto") is None
+    assert answer_grammar(HERMES, [], parallel=False) is None
+    assert answer_grammar(HERMES, [tool("now"), tool("optional")]) is None
     lax = HERMES_CALL.replace('"Oslo"', "3")
     assert accepts(compiled(HERMES, [tool("get_weather")], "auto", parallel=False), lax)
     assert not accepts(compiled(HERMES, [tool("get_weather", strict=True)], "auto"), lax)
@@ -200,8 +199,8 @@ def test_schemas_of_combinations_and_none_are_taken() -> None:
 
 def test_functions_that_are_too_large_are_refused_before_they_are_written_out() -> None:
     large = {"type": "function", "function": {"name": "f", "parameters": {"enum": ["x" * 100] * 800}}}
-    assert answer_grammar(HERMES, [large], "required") is not None
+    assert answer_grammar(HERMES, [large], is_required=True) is not None
     with pytest.raises(InvalidRequest) as caught:
-        answer_grammar(HERMES, [large, large], "required")
+        answer_grammar(HERMES, [large, large], is_required=True)
     assert caught.value.param == "tools"
-    assert answer_grammar(HERMES, [large, large], "auto") is None
+    assert answer_grammar(HERMES, [large, large]) is None
