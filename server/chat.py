@@ -17,7 +17,7 @@ from server.answers.styles import AnswerStyle, style_of
 from server.generation import Generation, GenerationOptions, Prompt, naming
 from server.sampling import fitted, sampling_params, truncated
 from server.serving import Serving
-from server.tools import CallMode
+from server.tools import CallMode, Tools
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,7 @@ class Chat(GenerationOptions):
     """As chat templates take them: content a string, arguments of tool calls an object."""
     sampling: dict[str, Any]
     """Fields of `SamplingParams` that the request gives."""
-    tools: list[dict[str, Any]] = field(default_factory=list)
-    """As chat templates print them: {"type": "function", "function": {"name", "description", "parameters"}}."""
+    tools: Tools = field(default_factory=list)
     tool_choice: CallMode = "auto"
     parallel_tool_calls: bool = True
     template_kwargs: dict[str, Any] = field(default_factory=dict)

@@ -50,14 +50,14 @@ def as_given(tool: dict[str, Any], where: str) -> dict[str, Any]:
     return tool
 
 
+Tools = list[dict[str, Any]]
+"""As chat templates print them: {"type": "function", "function": {"name", "description", "parameters"}}."""
 CallMode = Literal["auto", "required", "one"]
 """Whether calls are left to the model; one is a single call of whatever tool there is."""
 
 
-def tool_choice(
-    given: str | dict[str, Any] | None, tools: list[dict[str, Any]]
-) -> tuple[CallMode, list[dict[str, Any]]]:
-    """OpenAI's tool_choice, and the tools that it leaves, as templates print them.
+def tool_choice(given: str | dict[str, Any] | None, tools: Tools) -> tuple[CallMode, Tools]:
+    """OpenAI's tool_choice, and the tools that it leaves.
 
     Raises `InvalidRequest`, also where it names a tool that is passed over.
     """
@@ -71,7 +71,7 @@ def tool_choice(
     return "required" if given == "required" else "auto", [] if given == "none" else tools
 
 
-def _allowed(given: Any, tools: list[dict[str, Any]]) -> tuple[str, list[dict[str, Any]]]:
+def _allowed(given: Any, tools: Tools) -> tuple[str, Tools]:
     """The mode, and the tools that are named; those that are passed over cannot be called anyway."""
     mode, listed = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (None, None)
     if mode not in ("auto", "required") or not isinstance(listed, list) or not listed:
