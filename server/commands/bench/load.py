@@ -174,9 +174,9 @@ def arrival_times(rates: Sequence[float], burstiness: float, draw: random.Random
     is burstier, infinity is a metronome. The variance of an interval is (1 / rate)² / burstiness. At a constant rate
     the last is exactly `count / rate`, so that every draw offers the same load.
     """
-    if math.isinf(burstiness):
-        return list(accumulate(1 / rate for rate in rates))
-    times = list(accumulate(draw.gammavariate(burstiness, 1 / (rate * burstiness)) for rate in rates))
+    is_even = math.isinf(burstiness)
+    gaps = [1 / rate if is_even else draw.gammavariate(burstiness, 1 / (rate * burstiness)) for rate in rates]
+    times = list(accumulate(gaps))
     stretch = len(rates) / rates[0] / times[-1] if rates[0] == rates[-1] else 1.0
     return [time * stretch for time in times]
 

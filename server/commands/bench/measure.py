@@ -28,6 +28,8 @@ MAX_SHARE_OF_FIGURE = 0.1
 """A latency is wrong when the same figure of the client's lateness, P99 for P99, is more than this share of it."""
 CLOCK_STEP = 0.002
 """Timers of an event loop have steps of a millisecond: less lateness than two of them says nothing."""
+NONE = (0.0,)
+"""In place of no lateness at all."""
 
 SUMS = (
     *("duration", "completed", "failed", "total_input_tokens", "total_cached_tokens", "total_output_tokens"),
@@ -96,20 +98,16 @@ class ClientHealth:
         """
         if metric == "tpot":
             return self.why_too_busy
-        lateness = _of(figure, self.loop_lags) + (0.0 if metric == "itl" else _of(figure, self.late_sends))
+        lateness = figure(self.loop_lags or NONE) + (0.0 if metric == "itl" else figure(self.late_sends or NONE))
         is_late = lateness > max(CLOCK_STEP, MAX_SHARE_OF_FIGURE * value)
         return f"the client was {lateness * 1e3:.1f} ms late" if is_late else None
 
     def as_json(self) -> dict[str, float]:
         found = {"cpu_share": round(self.cpu_share, 3)}
         for what, values in {"loop_lag": self.loop_lags, "late_send": self.late_sends}.items():
-            found[f"mean_{what}_ms"] = round(_of(np.mean, values) * 1e3, 3)
-            found[f"p99_{what}_ms"] = round(_of(percentile(99), values) * 1e3, 3)
+            found[f"mean_{what}_ms"] = round(float(np.mean(values or NONE)) * 1e3, 3)
+            found[f"p99_{what}_ms"] = round(float(np.percentile(values or NONE, 99)) * 1e3, 3)
         return found
-
-
-def _of(figure: Figure, values: Sequence[float]) -> float:
-    return float(figure(values)) if values else 0.0
 
 
 @dataclass

@@ -12,9 +12,9 @@ import json
 import multiprocessing
 import os
 import random
-import subprocess
 import sys
 import time
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import aclosing, asynccontextmanager
@@ -288,7 +288,7 @@ def _read_streams(url: str, num_streams: int, body: bytes) -> int:
 async def _kernels(config: EngineConfig, arguments: argparse.Namespace) -> dict[str, Any]:
     """Each C++ kernel, on the model's own weights, against what the machine can do."""
     options = {name: getattr(arguments, name) for name in ("rows", "context", "repeats")}
-    report = _measure_inside("kernels", config, options)
+    report = await _measure_inside("kernels", config, options)
     for name, ceiling in report["ceilings"].items():
         _print_line(name, f"{ceiling:,.1f}")
     for step in report["steps"]:
@@ -311,22 +311,20 @@ async def _quality(config: EngineConfig, arguments: argparse.Namespace) -> dict[
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--text {path}: {error}") from error
-    return {"text": path.name, **_measure_inside("quality", config, {"text": text, "window": arguments.window})}
+    return {"text": path.name, **await _measure_inside("quality", config, {"text": text, "window": arguments.window})}
 
 
-def _measure_inside(what: str, config: EngineConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+async def _measure_inside(what: str, config: EngineConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     """The figures of `engine/bench/WHAT.py`. Raises `UsageError` with its one line when it cannot measure."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "engine.bench", what],
-        input=json.dumps({"config": msgspec.to_builtins(config), "options": options}).encode(),
-        stdout=subprocess.PIPE,
-        env=module_environment(core_variables(config.num_threads or usable_cores())),
-        check=False,
-    )
-    lines = done.stdout.splitlines()
-    if done.returncode not in (0, 2) or not lines:
-        raise UsageError(f"the measuring process ended with status {done.returncode}; see its messages above")
+    command = (sys.executable, "-P", "-m", "engine.bench", what)
+    variables = module_environment(core_variables(config.num_threads or usable_cores()))
+    process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=variables)
+    task = {"config": msgspec.to_builtins(config), "options": options}
+    output, _ = await process.communicate(json.dumps(task).encode())
+    lines = output.splitlines()
+    if process.returncode not in (0, 2) or not lines:
+        raise UsageError(f"the measuring process ended with status {process.returncode}; see its messages above")
     answer: dict[str, Any] = json.loads(lines[-1])
-    if done.returncode:
+    if process.returncode:
         raise UsageError(answer["error"])
     return answer

@@ -88,7 +88,7 @@ async def _serve(arguments: argparse.Namespace) -> int:
                 break
     finally:
         for bench in benches:
-            bench.target.close()
+            bench.target.client.close()
     if not arguments.compare:
         title = f"Load test of {benches[0].target.model}"
         publish(arguments, benches[0], trials, lambda runs: runs[0] if len(runs) == 1 else {"runs": runs}, title)
@@ -171,7 +171,7 @@ async def _sweep(arguments: argparse.Namespace) -> int:
             else:
                 ended = verdict
     finally:
-        bench.target.close()
+        bench.target.client.close()
     limits = " ".join(f"{name}:{limit:g}" for name, limit in arguments.goodput.items())
     summary = "No rate kept" if highest is None else f"{highest:.3g} requests/s is the highest rate that kept"
     summary += f" {arguments.attainment:.0%} of the requests within {limits} ms"

@@ -62,7 +62,7 @@ class Response:
     cached_tokens: int = 0
     output_tokens: int = 0
     has_usage: bool = False
-    pieces: list[str] = field(default_factory=list)
+    text: str = ""
     error: str = ""
     """Why there is no whole answer."""
     _rest: bytes = b""
@@ -95,7 +95,7 @@ class Response:
             raise Failure(f"error within the stream: {error_text(payload)}")
         if choices:
             self.end = now
-            self.pieces.append(text)
+            self.text += text
         if has_tokens:
             self.token_times.append(now)
 
@@ -107,10 +107,6 @@ class Response:
             self.token_times.append(self.end)
         if not self.has_usage:
             self.output_tokens = len(self.token_times)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.pieces)
 
     @property
     def ttft(self) -> float:
@@ -249,7 +245,7 @@ class Target:
         self.endpoint = arguments.endpoint
         key = arguments.api_key or os.environ.get("OPENAI_API_KEY")
         headers = ({"Authorization": f"Bearer {key}"} if key else {}) | dict(arguments.header)
-        self._client = HttpClient(url, headers, timeout=arguments.request_timeout_sec, verify=not arguments.insecure)
+        self.client = HttpClient(url, headers, timeout=arguments.request_timeout_sec, verify=not arguments.insecure)
         fields: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         fields |= {"ignore_eos": arguments.ignore_eos or None, "temperature": arguments.temperature}
         fields |= arguments.extra_body or {}
@@ -261,7 +257,7 @@ class Target:
         while True:
             listed.clear()
             try:
-                await self._client.request("GET", "/v1/models", b"", lambda piece, _: listed.extend(piece))
+                await self.client.request("GET", "/v1/models", b"", lambda piece, _: listed.extend(piece))
                 models = msgspec.json.decode(listed, type=dict[str, Any]).get("data")
                 break
             except (Failure, msgspec.MsgspecError) as error:
@@ -294,17 +290,14 @@ class Target:
             asked = {"messages": as_messages(request.prompt), "max_completion_tokens": request.output_len}
         body = msgspec.json.encode({"model": self.model, **self._fields, **asked})
         try:
-            await self._client.request("POST", self.endpoint, body, response.receive)
+            await self.client.request("POST", self.endpoint, body, response.receive)
             response.finish()
         except (OSError, Failure) as error:
             is_late = isinstance(error, TimeoutError)
-            text = f"no whole answer within {self._client.timeout:g} s" if is_late else str(error)
+            text = f"no whole answer within {self.client.timeout:g} s" if is_late else str(error)
             response.error = text or type(error).__name__
             response.end = time.perf_counter()
         return response
-
-    def close(self) -> None:
-        self._client.close()
 
 
 def as_messages(prompt: str | list[int] | list[Message]) -> list[Message]:
