@@ -15,7 +15,7 @@ from server.metrics.prometheus import OPENMETRICS, TEXT
 from server.page import INDEX, PageFiles
 from server.serving import Model, Serving, ServingOf
 
-router = APIRouter(route_class=BodyRoute)
+router = APIRouter(route_class=BodyRoute, tags=["Server"])
 
 
 class Answer(BaseModel):

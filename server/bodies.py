@@ -61,12 +61,27 @@ class Unsupported:
         return core_schema.with_info_after_validator_function(self._check, handler(source))
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
-        return {"enum": [None, *self.neutral]}
+        return {"anyOf": [{"type": "null"}, *map(_only, self.neutral)]}
 
     def _check(self, value: Any, info: core_schema.ValidationInfo) -> Any:
         if not _is_one_of(value, self.neutral):
             raise InvalidRequest(f"{info.field_name} is not supported by this server", param=info.field_name)
         return value
+
+
+def _only(value: Any) -> dict[str, Any]:
+    """The schema of a single value, in words that generators of clients know."""
+    if isinstance(value, list):
+        return {
+            "type": "array",
+            "items": _only(value[0]) if value else {},
+            "minItems": len(value),
+            "maxItems": len(value),
+        }
+    if isinstance(value, dict):
+        properties = {name: _only(one) for name, one in value.items()}
+        return {"type": "object", "properties": properties, "required": [*value], "additionalProperties": False}
+    return {"const": value}
 
 
 @dataclass(frozen=True, eq=False)

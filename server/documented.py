@@ -49,6 +49,7 @@ class _WithDocstrings(GenerateJsonSchema):
 
 
 def _described(schema: dict[str, Any], kind: type) -> dict[str, Any]:
+    del schema["title"]  # generators of clients name classes by it, and some stand in several modules
     for name, text in _field_docstrings(kind).items():
         if name in schema["properties"]:
             schema["properties"][name].setdefault("description", text)

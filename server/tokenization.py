@@ -15,7 +15,7 @@ from server.openai.chat import ChatPromptFields
 from server.openai.messages import Messages
 from server.serving import Serving, ServingOf
 
-router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+router = APIRouter(route_class=BodyRoute, tags=["Tokens"], responses=error_statuses())
 
 
 class TokenizeRequest(ChatPromptFields):

@@ -30,7 +30,7 @@ from server.serving import ServingOf
 from server.sse import EventStream, named_event, until_disconnect
 from server.tools import tool_input
 
-router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+router = APIRouter(route_class=BodyRoute, tags=["Anthropic"], responses=error_statuses())
 
 
 @router.post("/v1/messages", response_model=Message, responses=streamed(Event))

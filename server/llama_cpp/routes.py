@@ -22,7 +22,7 @@ from server.sampling import sampling_params
 from server.serving import Serving, ServingOf
 from server.sse import EventStream, event, until_disconnect
 
-router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+router = APIRouter(route_class=BodyRoute, tags=["llama.cpp"], responses=error_statuses())
 
 
 class NativeTopLogprob(TopLogprob):

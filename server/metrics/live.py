@@ -25,7 +25,7 @@ from server.middleware import METHOD
 from server.serving import Serving, ServingOf
 from server.sse import EventStream, event
 
-router = APIRouter(route_class=BodyRoute)
+router = APIRouter(route_class=BodyRoute, tags=["Server"])
 
 INTERVAL = 0.2
 """Seconds from one event of a viewer to its next."""

@@ -21,7 +21,7 @@ from server.metrics.records import ChoiceRecord, RequestRecord, current_owner
 from server.metrics.tracker import WaitCause
 from server.serving import ServingOf
 
-router = APIRouter(route_class=BodyRoute)
+router = APIRouter(route_class=BodyRoute, tags=["Server"])
 
 _CAUSES = {
     "blocks": "the KV cache had no room for it (--kv-cache-tokens)",

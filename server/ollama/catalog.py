@@ -25,7 +25,7 @@ from server.openai.embeddings import PoolingFields, embedded, filled, prompts_of
 from server.serving import Serving, ServingOf
 from server.structured import STRICT
 
-router = APIRouter(route_class=BodyRoute, responses=error_statuses(form=OllamaError))
+router = APIRouter(route_class=BodyRoute, tags=["Ollama"], responses=error_statuses(form=OllamaError))
 
 API_VERSION = "0.13.0"
 """The version of Ollama whose API this is: clients decide by it what they may ask for."""

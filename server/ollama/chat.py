@@ -30,7 +30,7 @@ from server.sse import EventStream, until_disconnect
 from server.structured import STRICT, json_schema
 from server.tools import as_given, offered, tool_input
 
-router = APIRouter(route_class=BodyRoute, responses=error_statuses(form=OllamaError))
+router = APIRouter(route_class=BodyRoute, tags=["Ollama"], responses=error_statuses(form=OllamaError))
 _FIELD_NAMES = {"max_tokens": "options", "structured": "format"}
 
 

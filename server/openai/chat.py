@@ -24,7 +24,7 @@ from server.sampling import NumLogprobs, beam_length_penalty
 from server.serving import Serving, ServingOf
 from server.tools import CallMode, as_given, offered, tool_choice
 
-router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+router = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=error_statuses())
 
 _RESERVED_TEMPLATE_KWARGS = {
     *("messages", "tools", "documents", "add_generation_prompt"),

@@ -44,7 +44,7 @@ from server.sampling import (
 from server.serving import Serving, ServingOf
 from server.structured import structured_outputs
 
-router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+router = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=error_statuses())
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's, for this route alone."""

@@ -30,7 +30,7 @@ from server.serving import Serving, ServingOf, own_cache_salt
 from server.shortening import context_size, encode_part
 from server.sse import until_disconnect
 
-router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+router = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=error_statuses())
 
 MAX_INPUTS = 2048
 """Of one request, as at OpenAI's."""

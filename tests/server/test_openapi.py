@@ -136,7 +136,8 @@ def test_ranges_are_those_that_sampling_params_checks(field: str, bounds: dict[s
 
 def test_refused_fields_are_described_with_what_they_may_hold() -> None:
     properties = DOCUMENT["components"]["schemas"]["ChatRequest"]["properties"]
-    assert properties["modalities"]["enum"] == [None, ["text"]]
+    text = {"type": "array", "items": {"const": "text"}, "minItems": 1, "maxItems": 1}
+    assert properties["modalities"]["anyOf"] == [{"type": "null"}, text]
     assert properties["temperature"]["description"] == "0 is greedy."
     assert properties["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}
 

@@ -28,7 +28,7 @@ from server.shortening import start_shortened, without_oldest
 from server.sse import EventStream, until_disconnect
 from server.structured import STRICT
 
-router = APIRouter(route_class=BodyRoute, responses=error_statuses())
+router = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=error_statuses())
 _EVENTS = streamed(StreamEvent)
 
 
