@@ -1,25 +1,28 @@
-"""POST /v1/messages and /v1/messages/count_tokens."""
+"""POST /v1/messages and /v1/messages/count_tokens, with the answers of Anthropic's Messages API, whole or streamed.
 
-from collections.abc import Callable, Iterator
+Types of answers have the names that Anthropic's Python package has for them.
+"""
+
+from collections.abc import Iterator
 from contextlib import aclosing
+from typing import Annotated, Any, Literal, NotRequired
 
 import msgspec
 from fastapi import APIRouter
+from pydantic import Field
 from starlette.responses import Response
+from typing_extensions import TypedDict
 
 from engine.outputs import OutputBatch, RequestOutput
 from server.answers.delta import DeltaMessage
-from server.anthropic.conversion import chat_of, tool_use_id
-from server.anthropic.models import (
-    ContentBlock,
+from server.anthropic.requests import (
     CountTokensRequest,
-    Delta,
-    Event,
-    Message,
     MessagesRequest,
-    MessageTokensCount,
-    MessageUsage,
-    Stop,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+    chat_of,
+    tool_use_id,
 )
 from server.bodies import BodyRoute, ParsedRequest
 from server.chat import Answers, render, start_chat
@@ -31,6 +34,70 @@ from server.sse import EventStream, named_event, until_disconnect
 from server.tools import tool_input
 
 router = APIRouter(route_class=BodyRoute, tags=["Anthropic"], responses=error_statuses())
+
+ContentBlock = Annotated[TextBlock | ThinkingBlock | ToolUseBlock, Field(discriminator="type")]
+
+
+class MessageTokensCount(TypedDict):
+    input_tokens: int
+
+
+class MessageUsage(TypedDict):
+    """The prompt's tokens are those of `input_tokens` and those that the cache had."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+
+
+StopReason = Literal["end_turn", "max_tokens", "model_context_window_exceeded", "stop_sequence", "tool_use"]
+"""max_tokens also where the time is over."""
+
+
+class Stop(TypedDict):
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    """The one of stop_sequences that ended the answer."""
+
+
+class Message(Stop):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    usage: MessageUsage
+
+
+class Delta(TypedDict):
+    """More of a block: of its text, its thinking, or the JSON text of its input."""
+
+    type: Literal["text_delta", "thinking_delta", "input_json_delta"]
+    text: NotRequired[str]
+    thinking: NotRequired[str]
+    partial_json: NotRequired[str]
+
+
+class Event(TypedDict):
+    type: Literal[
+        "message_start",
+        "content_block_start",
+        "content_block_delta",
+        "content_block_stop",
+        "message_delta",
+        "message_stop",
+    ]
+    message: NotRequired[Message]
+    """With message_start: the answer before its first block."""
+    index: NotRequired[int]
+    """Of the block that begins, goes on or ends."""
+    content_block: NotRequired[ContentBlock]
+    """With content_block_start: the block before its text."""
+    delta: NotRequired[Delta | Stop]
+    """With content_block_delta, and with message_delta."""
+    usage: NotRequired[MessageUsage]
+    """With message_delta: so far, which is all."""
 
 
 @router.post("/v1/messages", response_model=Message, responses=streamed(Event))
@@ -70,7 +137,7 @@ class MessageWriter:
         self.answers = answers
         self.body = body
         self.blocks = Blocks()
-        self.with_thinking = body.thinking is None or body.thinking.display != "omitted"
+        self.with_thinking = body.thinking is None or body.thinking.get("display") != "omitted"
         self._stop: Stop = {"stop_reason": None, "stop_sequence": None}
 
     async def whole(self) -> bytes:
@@ -110,11 +177,13 @@ class MessageWriter:
         if isinstance(output.stop_reason, str) and output.stop_reason in (self.body.stop_sequences or ()):
             return {"stop_reason": "stop_sequence", "stop_sequence": output.stop_reason}
         reason = self.answers.finish_reason(0, reason)
-        if reason == "length" and self.generation.prompts[0].params.max_tokens != self.body.max_tokens:
-            return {"stop_reason": "model_context_window_exceeded", "stop_sequence": None}
-        if reason in ("length", "timeout"):
-            return {"stop_reason": "max_tokens", "stop_sequence": None}
-        return {"stop_reason": "tool_use" if reason == "tool_calls" else "end_turn", "stop_sequence": None}
+        was_fitted = self.generation.prompts[0].params.max_tokens != self.body.max_tokens
+        reasons: dict[str, StopReason] = {
+            "tool_calls": "tool_use",
+            "length": "model_context_window_exceeded" if was_fitted else "max_tokens",
+            "timeout": "max_tokens",
+        }
+        return {"stop_reason": reasons.get(reason, "end_turn"), "stop_sequence": None}
 
     def _message(self, content: list[ContentBlock]) -> Message:
         return {
@@ -137,39 +206,47 @@ class MessageWriter:
         }
 
 
+_DELTAS = {
+    "text": ("text_delta", "text"),
+    "thinking": ("thinking_delta", "thinking"),
+    "tool_use": ("input_json_delta", "partial_json"),
+}
+"""By the type of a block: the type of what is added to it, and the field that holds it."""
+
+
 class Blocks:
     """The content of one answer, block after block, and the events that build it up."""
 
     def __init__(self) -> None:
         self.content: list[ContentBlock] = []
         """Blocks that are closed."""
-        self._open: ContentBlock | None = None
-        """As it began."""
+        self._open: Any = None
+        """A block as it began."""
         self._texts: list[str] = []
         """What came since."""
 
     def add(self, delta: DeltaMessage) -> list[Event]:
         events: list[Event] = []
         for block, text in _pieces(delta):
-            if block is not None and (block["type"] == "tool_use" or not self._is_open(block["type"])):
+            kind = self._open and self._open["type"]
+            if block is not None and (block["type"] == "tool_use" or block["type"] != kind):
                 events += self.close()
-                self._open, self._texts = block, []
+                self._open, self._texts, kind = block, [], block["type"]
                 events.append({"type": "content_block_start", "index": len(self.content), "content_block": block})
-            if text and self._open is not None:
+            if text and kind:
                 self._texts.append(text)
-                piece = _DELTAS[self._open["type"]](text)
+                name, field = _DELTAS[kind]
+                piece: Any = {"type": name, field: text}
                 events.append({"type": "content_block_delta", "index": len(self.content), "delta": piece})
         return events
 
     def close(self) -> list[Event]:
         if self._open is None:
             return []
-        self.content.append(_filled(self._open, "".join(self._texts)))
+        text, kind = "".join(self._texts), self._open["type"]
+        self.content.append(self._open | ({"input": tool_input(text)} if kind == "tool_use" else {kind: text}))
         self._open = None
         return [{"type": "content_block_stop", "index": len(self.content) - 1}]
-
-    def _is_open(self, kind: str) -> bool:
-        return self._open is not None and self._open["type"] == kind
 
 
 def _pieces(delta: DeltaMessage) -> Iterator[tuple[ContentBlock | None, str]]:
@@ -187,21 +264,6 @@ def _pieces(delta: DeltaMessage) -> Iterator[tuple[ContentBlock | None, str]]:
     for call in delta.tool_calls:
         if call.name is not None:
             yield {"type": "tool_use", "id": tool_use_id(call.id or ""), "name": call.name, "input": {}}, call.arguments
-
-
-_DELTAS: dict[str, Callable[[str], Delta]] = {
-    "text": lambda text: {"type": "text_delta", "text": text},
-    "thinking": lambda text: {"type": "thinking_delta", "thinking": text},
-    "tool_use": lambda text: {"type": "input_json_delta", "partial_json": text},
-}
-
-
-def _filled(block: ContentBlock, text: str) -> ContentBlock:
-    if block["type"] == "tool_use":
-        return {**block, "input": tool_input(text)}
-    if block["type"] == "thinking":
-        return {**block, "thinking": text}
-    return {**block, "text": text}
 
 
 def _encoded(event: Event) -> bytes:

@@ -18,8 +18,7 @@ from configs.settings import ServerConfig
 from server.answers.delta import Answer
 from server.answers.parser import AnswerParser
 from server.answers.styles import HERMES, THINK
-from server.anthropic.conversion import call_id, conversation
-from server.anthropic.models import CountTokensRequest
+from server.anthropic.requests import CountTokensRequest, call_id, conversation
 from server.anthropic.routes import Blocks
 from server.app import create_app
 from tests.server.fake_engine import FakeEngine
