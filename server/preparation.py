@@ -7,7 +7,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, InvalidStateError
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Scope
@@ -67,66 +67,46 @@ class Preparation:
 
     async def run(self, request: Request, work: Work[Result]) -> Result:
         """The result of `work` on a large body, which has been read. Raises `ClientGone` when the client goes away."""
-        num_bytes = request.scope[_HELD]
-        turns = self._medium if num_bytes <= _MEDIUM_BYTES else self._large
+        turns = self._medium if request.scope[_HELD] <= _MEDIUM_BYTES else self._large
         return await until_disconnect(request.receive, _in_turn(turns, work))
 
 
-class _Thread(Generic[Result]):
-    """Awaits `work` on an event loop of its own."""
-
-    def __init__(self, work: Work[Result], on_end: Callable[[], None]) -> None:
-        """`on_end` is called in the thread."""
-        self._work = work
-        self._on_end = on_end
-        self._cancel: Callable[[], object] | None = None
-        self._is_stopped = False
-        self.result: Future[Result] = Future()
-        context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(self._run,), name="octavo-preparation", daemon=True).start()
-
-    def stop(self) -> None:
-        """End the work where it next awaits something."""
-        self._is_stopped = True
-        if self._cancel is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended
-                self._cancel()
-
-    def _run(self) -> None:
-        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
-            try:
-                self.result.set_result(asyncio.run(self._main()))
-            except BaseException as error:
-                self.result.set_exception(error)
-        self._on_end()
-
-    async def _main(self) -> Result:
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        assert task is not None
-        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
-        if self._is_stopped:
-            raise asyncio.CancelledError
-        return await self._work()
-
-
 async def _in_turn(turns: asyncio.Semaphore, work: Work[Result]) -> Result:
-    """Cancelling waits for nothing; the turn lasts until the work has ended."""
+    """Await `work` in a thread, on an event loop of its own. The turn lasts until it has ended.
+
+    Cancelling waits for nothing: the work ends where it next awaits something.
+    """
     await turns.acquire()
     loop = asyncio.get_running_loop()
+    result: Future[Result] = Future()
 
-    def pass_on() -> None:
+    async def main() -> Result:
+        own_loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop(_: Future[Result]) -> None:  # unless it has ended
+            with contextlib.suppress(RuntimeError):
+                own_loop.call_soon_threadsafe(task.cancel)
+
+        result.add_done_callback(stop)
+        return await work()
+
+    def run() -> None:
+        with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            try:
+                result.set_result(asyncio.run(main()))
+            except BaseException as error:
+                result.set_exception(error)
         with contextlib.suppress(RuntimeError):  # the server has ended
             loop.call_soon_threadsafe(turns.release)
 
+    context = contextvars.copy_context()
     try:
-        thread = _Thread(work, pass_on)
+        threading.Thread(target=context.run, args=(run,), name="octavo-preparation", daemon=True).start()
     except BaseException:  # the system gives us no thread
         turns.release()
         raise
-    try:
-        return await asyncio.wrap_future(thread.result)
-    finally:
-        thread.stop()
+    return await asyncio.wrap_future(result)
 
 
 def _return_memory() -> None:
