@@ -1,6 +1,6 @@
 """From a request's items and fields to a `Chat`, and to the response that begins."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -12,7 +12,7 @@ from configs.settings import ServerConfig
 from server.chat import Chat
 from server.generation import Generation
 from server.openai.responses.events import ResponseObject
-from server.openai.responses.models import InputItem, Item, ResponsesRequest, Status, item_kind, new_id
+from server.openai.responses.models import Item, ResponsesRequest, Status, item_kind, new_id
 from server.sampling import given_fields
 from server.structured import response_format, structured_outputs
 from server.tools import arguments_in_history, flat_name, json_text, offered, result_text, tool_choice
@@ -24,17 +24,15 @@ _ABOUT_ITEMS = {"type", "id", "call_id", "status", "namespace", "caller", "creat
 """Keys of a call that are no arguments."""
 
 
-def read_items(
-    given: str | list[InputItem], stored: Callable[[str], Item | None], passed_over: list[str]
-) -> list[Item]:
+def read_items(body: ResponsesRequest, stored: Callable[[str], Item | None], passed_over: list[str]) -> list[Item]:
     """The request's `input`, each item with an id and a status; `stored` finds what references name.
 
     Items that say nothing to a model here are left out and added to `passed_over`. Raises `InvalidRequest` naming the
     item or its part.
     """
-    listed: list[Any] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    given: Any = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
     items: list[Any] = []
-    for index, item in enumerate(listed):
+    for index, item in enumerate(given):
         kind, where = item_kind(item), f"input[{index}]"
         if kind == "server":
             passed_over.append(f"{where} {item['type']}")
@@ -50,21 +48,18 @@ def read_items(
 
 
 def _message(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str, Any]]:
-    """With parts of the kind that fits its role."""
-    given = item["content"]
-    if isinstance(given, str):
-        given = [{"type": "input_text", "text": given}]
-    if item["role"] == "assistant":
-        output = {"type": "output_text", "annotations": [], "logprobs": []}
-        parts = [
-            {"type": "refusal", "refusal": part["refusal"]}
-            if part["type"] == "refusal"
-            else {**output, "text": part["text"]}
-            for part in given
-        ]
-    else:
-        parts = [{"type": "input_text", "text": _text(part)} for part in given]
-    return "message", {"role": item["role"], "content": parts}
+    role, given = item["role"], item["content"]
+    parts = [{"type": "input_text", "text": given}] if isinstance(given, str) else given
+    return "message", {"role": role, "content": [_part(part, role) for part in parts]}
+
+
+def _part(part: Any, role: str) -> dict[str, Any]:
+    """Of the kind that fits the role."""
+    if role != "assistant":
+        return {"type": "input_text", "text": _text(part)}
+    if part["type"] == "refusal":
+        return {"type": "refusal", "refusal": part["refusal"]}
+    return {"type": "output_text", "text": part["text"], "annotations": [], "logprobs": []}
 
 
 def _reasoning(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str, Any]]:
@@ -239,11 +234,10 @@ def offered_tools(body: ResponsesRequest, passed_over: list[str]) -> list[dict[s
     return offered(given, known, passed_over, types=("function", "namespace"))
 
 
-def _functions(tools: list[dict[str, Any]]) -> Iterator[tuple[str | None, dict[str, Any]]]:
+def _functions(tools: list[dict[str, Any]]) -> list[tuple[str | None, dict[str, Any]]]:
     """Those that stand alone and those in namespaces, each with its namespace."""
-    for tool in tools:
-        is_space = tool["type"] == "namespace"
-        yield from ((tool["name"] if is_space else None, one) for one in (tool["tools"] if is_space else [tool]))
+    spaces = [(tool["name"], tool["tools"]) if tool["type"] == "namespace" else (None, [tool]) for tool in tools]
+    return [(space, function) for space, functions in spaces for function in functions]
 
 
 def _template_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -257,28 +251,19 @@ def namespaces_of(tools: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
     return {flat_name(space, one["name"]): (space, one["name"]) for space, one in _functions(tools) if space}
 
 
-_DEFAULTS = {
-    "background": False,
-    "parallel_tool_calls": True,
-    "store": True,
-    "top_logprobs": 0,
-    "truncation": "disabled",
-}
-
-
 def first_response(body: ResponsesRequest, generation: Generation, tools: list[dict[str, Any]]) -> Any:
     """The `ResponseObject` before anything has been generated; what it shares with the request comes back."""
-    names = ResponseObject.__annotations__
-    shared = {name: getattr(body, name) if name in ResponsesRequest.model_fields else None for name in names}
+    response: dict[str, Any] = dict.fromkeys(ResponseObject.__annotations__)
+    response |= {"background": False, "parallel_tool_calls": True, "store": True, "top_logprobs": 0, "metadata": {}}
+    shared = {name: getattr(body, name) for name in ResponsesRequest.model_fields if name in response}
+    response |= {name: value for name, value in shared.items() if value is not None}
     params = generation.prompts[0].params
     choice: Any = body.tool_choice or "auto"
     if isinstance(choice, dict) and choice.get("function"):  # as /v1/chat/completions has it
         choice = {"type": "function", "name": choice["function"]["name"]}
     text = body.text or {}
     form = {"format": text.get("format") or {"type": "text"}, "verbosity": text.get("verbosity") or "medium"}
-    return {
-        **shared,
-        **{name: default for name, default in _DEFAULTS.items() if shared[name] is None},
+    return response | {
         "id": generation.id,
         "object": "response",
         "created_at": generation.created,
@@ -292,7 +277,7 @@ def first_response(body: ResponsesRequest, generation: Generation, tools: list[d
         "tool_choice": _raw(choice),
         "tools": _raw(tools),
         "top_p": params.top_p,
-        "metadata": body.metadata or {},
+        "truncation": body.truncation or "disabled",
     }
 
 

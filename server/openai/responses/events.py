@@ -38,8 +38,6 @@ from server.openai.responses.models import (
 from server.sse import named_event
 from server.structured import STRICT
 
-IncompleteReason = Literal["max_output_tokens", "timeout"]
-
 
 class InputTokensDetails(TypedDict):
     cached_tokens: int
@@ -64,7 +62,7 @@ class ResponseError(TypedDict):
 
 
 class IncompleteDetails(TypedDict):
-    reason: IncompleteReason
+    reason: Literal["max_output_tokens", "timeout"]
 
 
 @STRICT
@@ -162,7 +160,7 @@ class ErrorEvent(_Event):
 
 
 StreamEvent = TypeAliasType("StreamEvent", ResponseEvent | ItemEvent | PartEvent | TextEvent | ErrorEvent)
-_INCOMPLETE: dict[str | None, IncompleteReason] = {"length": "max_output_tokens", "timeout": "timeout"}
+_INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout"}
 """Why a response is incomplete, by finish reason."""
 
 
@@ -214,8 +212,7 @@ class ResponseWriter:
     namespaces: dict[str, tuple[str, str]]
     """Namespace and name of functions, by the names that the model has for them."""
     with_events: bool
-    events: list[bytes] = field(default_factory=list)
-    """Those that nobody has taken out."""
+    _events: list[bytes] = field(default_factory=list)
     _num_events: int = 0
     _open: _OpenItem | None = None
     _undecided: list[TokenLogprob] = field(default_factory=list)
@@ -231,6 +228,11 @@ class ResponseWriter:
         if self._open is not None:
             self._open.fill()
         return msgspec.json.encode(self.response)
+
+    def take(self) -> list[bytes]:
+        """The events that nobody has taken yet."""
+        taken, self._events = self._events, []
+        return taken
 
     def push(self, batch: OutputBatch) -> None:
         """Add what the engine gives."""
@@ -270,7 +272,7 @@ class ResponseWriter:
     def _add_event(self, kind: str, **fields: Any) -> None:
         if self.with_events:
             event = {"type": kind, "sequence_number": self._num_events, **fields}
-            self.events.append(named_event(kind, msgspec.json.encode(event)))
+            self._events.append(named_event(kind, msgspec.json.encode(event)))
             self._num_events += 1
 
     def _add_response_event(self, kind: str) -> None:
@@ -329,7 +331,7 @@ class ResponseWriter:
             self._add_event("response.content_part.done", **opened.within, part=opened.part)
         self._add_event("response.output_item.done", **opened.place, item=opened.item)
 
-    def _finish(self, incomplete: IncompleteReason | None) -> None:
+    def _finish(self, incomplete: str | None) -> None:
         """End the response; `incomplete` is the reason where its answer was cut."""
         if self._open is None:
             self._item("message")

@@ -49,80 +49,69 @@ class StoredResponse:
         self.context = context
         self.num_bytes = num_bytes
         """Those of the context too, though several responses may share it."""
-        self.kept_events = writer.events if self.response["background"] else []
+        self.kept_events = writer.take() if self.response["background"] else []
         """Of a background response that was asked to stream. Event `n` has the sequence number `n`."""
         self.task: asyncio.Task[None] | None = None
         """What runs in the background."""
         self._grown = asyncio.Event()
 
-    def encoded(self) -> bytes:
-        """JSON of the response as it is now."""
-        return self._writer.encoded() if self._writer else msgspec.json.encode(self.response)
-
     @property
     def is_over(self) -> bool:
         return self._writer is None
 
-    @property
-    def conversation(self) -> list[Item]:
-        """All items that a response begins with that continues this one, which is over."""
-        return [*self.context, *self.response["output"]]
+    def encoded(self) -> bytes:
+        """JSON of the response as it is now."""
+        return self._writer.encoded() if self._writer else msgspec.json.encode(self.response)
 
-    async def run(self, store: "ResponseStore") -> AsyncGenerator[bytes, None]:
-        """Write the response; its events, as they come, but those that are kept. What is streamed is stored meanwhile.
+    async def run(self, store: "ResponseStore") -> AsyncGenerator[list[bytes], None]:
+        """Write the response; its new events, again and again. `store` has it at the end, a stream from now on.
 
         An error is the last event. It is raised where there was none before, unless this runs in the background.
         """
         assert self._writer is not None, self.id
         writer, has_begun = self._writer, self.response["background"]
-        if writer.events:
+        if writer.with_events:
             store.add(self)
         try:
             async with aclosing(writer.generation.run()) as batches:
                 async for batch in batches:
                     writer.push(batch)
-                    events = self._take_events(writer)
+                    events = writer.take()
                     has_begun = has_begun or bool(events)
                     yield events
         except Exception as error:
             if not has_begun:
                 raise
             writer.fail(error)
-            yield self._take_events(writer)
+            yield writer.take()
         finally:
             if has_begun:
                 store.finish(self)
             else:  # nobody knows its id
                 store.discard(self)
 
-    def _take_events(self, writer: ResponseWriter) -> bytes:
-        if self.response["background"]:
-            self._grown.set()
-            self._grown = asyncio.Event()
-            return b""
-        events = b"".join(writer.events)
-        writer.events.clear()
-        return events
-
     async def run_to_end(self, store: "ResponseStore") -> None:
+        """Write the response, and keep its events."""
         async with aclosing(self.run(store)) as pieces:
-            async for _ in pieces:
-                pass
+            async for events in pieces:
+                self.kept_events += events
+                self._grown.set()
+                self._grown = asyncio.Event()
 
-    async def replay(self, start: int) -> AsyncGenerator[bytes, None]:
+    async def replay(self, start: int) -> AsyncGenerator[list[bytes], None]:
         """From event `start` on, what is kept and what comes."""
         while True:
             grown = self._grown
             if new := self.kept_events[start:]:
                 start += len(new)
-                yield b"".join(new)
+                yield new
             elif self.is_over:
                 return
             else:
                 await grown.wait()
 
-    def events(self, piece: bytes) -> bytes:
-        return piece
+    def events(self, events: list[bytes]) -> bytes:
+        return b"".join(events)
 
     def end(self) -> bytes:
         return b""
@@ -339,14 +328,14 @@ async def list_input_items(
 
 def _conversation(store: ResponseStore, body: ResponsesRequest, passed_over: list[str]) -> tuple[list[Item], int]:
     """The items that the response answers, and their bytes of JSON."""
-    items = read_items(body.input, store.item, passed_over)
+    items = read_items(body, store.item, passed_over)
     num_bytes = len(msgspec.json.encode(items))
     if body.previous_response_id is None:
         return items, num_bytes
     previous = store.get(body.previous_response_id, param="previous_response_id")
     if not previous.is_over:
         raise InvalidRequest("the previous response is still running", param="previous_response_id")
-    return previous.conversation + items, previous.num_bytes + num_bytes
+    return [*previous.context, *previous.response["output"], *items], previous.num_bytes + num_bytes
 
 
 def _json(content: bytes, headers: dict[str, str] | None = None) -> Response:
