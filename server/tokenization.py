@@ -56,13 +56,6 @@ class DetokenizeRequest(ModelRequest):
     tokens: list[Annotated[int, Field(ge=0)]]
 
 
-class DetokenizeResponse(TypedDict):
-    """The text under vLLM's name and under llama.cpp's."""
-
-    prompt: str
-    content: str
-
-
 class TemplateRequest(ChatPromptFields):
     messages: Messages
     media_io_kwargs: Annotated[Any, Unsupported(({},))] = None
@@ -70,6 +63,12 @@ class TemplateRequest(ChatPromptFields):
 
 class TemplateResponse(TypedDict):
     prompt: str
+
+
+class DetokenizeResponse(TemplateResponse):
+    """The text under vLLM's name and under llama.cpp's."""
+
+    content: str
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)
@@ -81,7 +80,11 @@ async def tokenize(body: TokenizeRequest, request: ParsedRequest, serving: Servi
 
 async def _tokenize(serving: Serving, body: TokenizeRequest) -> TokenizeResponse:
     tokenizer = serving.engine.tokenizer
-    token_ids = await _token_ids(serving, body)
+    special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
+    token_ids = await body.prompt_of_messages(serving, special=bool(special))
+    if token_ids is None:
+        special = body.content is None if special is None else special
+        token_ids = await serving.engine.encode(body.prompt or body.content or "", add_special_tokens=special)
     odd, needed = ("with_pieces", "content") if body.content is None else ("return_token_strs", "prompt or messages")
     if getattr(body, odd):
         raise InvalidRequest(f"{odd} needs {needed}", param=odd)
@@ -93,15 +96,6 @@ async def _tokenize(serving: Serving, body: TokenizeRequest) -> TokenizeResponse
         return {"tokens": token_ids}
     pieces: list[TokenPiece] = [{"id": one, "piece": _piece(tokenizer.token_bytes(one))} for one in token_ids]
     return {"tokens": pieces}
-
-
-async def _token_ids(serving: Serving, body: TokenizeRequest) -> list[int]:
-    special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-    if body.messages is not None:
-        return (await body.render(serving, opened=body.add_generation_prompt, special=bool(special))).token_ids
-    body.check_without_messages()
-    special = body.content is None if special is None else special
-    return await serving.engine.encode(body.prompt or body.content or "", add_special_tokens=special)
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -131,6 +125,6 @@ async def apply_template(body: TemplateRequest, request: ParsedRequest, serving:
     """A chat's prompt."""
 
     async def answer() -> TemplateResponse:
-        return {"prompt": (await body.render(serving, opened=body.add_generation_prompt)).text}
+        return {"prompt": (await body.rendered(serving)).text}
 
     return await request.answer(answer)

@@ -17,7 +17,7 @@ from server.bodies import Hint, ModelRequest, ParsedRequest, Unsupported
 from server.errors import openai_error
 from server.generation import Generation, Prompt
 from server.logprobs import PromptLogprobs, prompt_logprobs
-from server.sampling import SamplingFields, TruncateTo, given_fields
+from server.sampling import SamplingFields, TruncateTo, beam_length_penalty, given_fields
 from server.sse import DONE, EVENT_END, EventStream, event, until_disconnect
 from server.structured import CLOSED, JsonSchema, ResponseFormat, structured_field, structured_output
 
@@ -51,12 +51,6 @@ class ScheduledRequest(ModelRequest):
     timeout_s: Timeout | None = None
     """Seconds until the answer ends as it is, with finish_reason `timeout`; the server may have a bound of its own."""
 
-    @property
-    def scheduling(self) -> dict[str, Any]:
-        """These fields as `GenerationOptions` names them."""
-        names = {"request_id": "request_id", "priority": "priority", "cache_salt": "cache_salt", "timeout": "timeout_s"}
-        return {name: getattr(self, field) for name, field in names.items()}
-
 
 class StreamedRequest(ScheduledRequest):
     """Fields of all requests whose answers may come in chunks."""
@@ -65,6 +59,14 @@ class StreamedRequest(ScheduledRequest):
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     """Add the ids of prompt and output to the answer."""
+
+    def options(self, sampling: SamplingFields) -> dict[str, Any]:
+        """Fields of `GenerationOptions`. Raises `InvalidRequest` for beam search with what it knows nothing of."""
+        return {
+            **{name: getattr(self, name) for name in ("request_id", "priority", "cache_salt")},
+            "timeout": self.timeout_s,
+            "beam_length_penalty": beam_length_penalty(sampling, self.stream),
+        }
 
     def check_stream_options(self) -> None:
         """Raises `InvalidRequest` where they ask for nothing that there is."""

@@ -20,7 +20,7 @@ from server.generation import Generation, naming
 from server.logprobs import ChatLogprobs, chat_logprobs, spelling
 from server.openai.base import AnswerHead, Choice, GenerationRequest, OpenAIWriter, Output, PromptFields, finished
 from server.openai.messages import Function, FunctionName, Messages, Tool, ToolChoice, template_messages
-from server.sampling import NumLogprobs, beam_length_penalty
+from server.sampling import NumLogprobs
 from server.serving import Serving, ServingOf
 from server.tools import CallMode, as_given, offered, tool_choice
 
@@ -47,23 +47,21 @@ class ChatPromptFields(ModelRequest):
     tools: list[Tool] | None = None
     mm_processor_kwargs: Annotated[Any, Unsupported(({},))] = None
 
-    def check_without_messages(self) -> None:
-        """Raise `InvalidRequest` for fields that only a chat's prompt depends on."""
+    async def rendered(self, serving: Serving, **changes: Any) -> RenderedChat:
+        """The prompt as /v1/chat/completions makes it, with `changes` of fields. Raises `InvalidRequest`."""
+        fields = {name: getattr(self, name) for name in ChatPromptFields.model_fields}
+        return await render(serving, chat_of(ChatRequest.model_construct(**{**fields, **changes}), serving.config))
+
+    async def prompt_of_messages(self, serving: Serving, *, special: bool, **changes: Any) -> list[int] | None:
+        """Token ids, with the tokenizer's own around them if `special`. Without messages None, and `InvalidRequest` for
+        fields that only their prompt depends on."""
+        if self.messages is not None:
+            prompt = await self.rendered(serving, **changes)
+            return await serving.engine.encode(prompt.text, add_special_tokens=True) if special else prompt.token_ids
         for name in ("tools", "continue_final_message", "chat_template", "chat_template_kwargs"):
             if getattr(self, name):
                 raise InvalidRequest(f"{name} needs messages", param=name)
-
-    async def render(self, serving: Serving, *, opened: bool | None, special: bool = False) -> RenderedChat:
-        """The prompt as /v1/chat/completions makes it; with the tokenizer's own tokens around it if `special`.
-
-        `opened` is the value of add_generation_prompt. Raises `InvalidRequest`.
-        """
-        fields = {name: getattr(self, name) for name in ChatPromptFields.model_fields}
-        chat = ChatRequest.model_construct(**{**fields, "add_generation_prompt": opened})
-        rendered = await render(serving, chat_of(chat, serving.config))
-        if not special:
-            return rendered
-        return rendered._replace(token_ids=await serving.engine.encode(rendered.text, add_special_tokens=True))
+        return None
 
 
 class ChatRequest(ChatPromptFields, GenerationRequest):
@@ -178,12 +176,11 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
         template_kwargs=_template_kwargs(body),
         sampling=sampling,
         field_names={"prompt": "messages", **body.field_names},
-        beam_length_penalty=beam_length_penalty(body, body.stream),
         thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side or "left",
         passed_over=passed_over,
-        **body.scheduling,
+        **body.options(body),
     )
 
 
@@ -195,7 +192,7 @@ def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[CallMode, list[di
     functions: list[Any] = [{"type": "function", "function": function} for function in body.functions or ()]
     named: Any = body.function_call
     if isinstance(named, dict):
-        named = {"type": "function", "function": named}
+        named = {"type": "function", **named}
     with naming({"tools": "functions", "tool_choice": "function_call"} if functions or named else {}):
         given: Any = body.tools or functions
         tools = offered(given, as_given, passed_over, where="functions" if functions else "tools")

@@ -3,7 +3,6 @@
 import asyncio
 from collections import defaultdict
 from functools import partial
-from itertools import zip_longest
 from typing import Annotated, Any, Literal, NotRequired
 
 import msgspec
@@ -36,7 +35,6 @@ from server.sampling import (
     NumLogprobs,
     SamplingFields,
     TokenId,
-    beam_length_penalty,
     given_fields,
     sampling_params,
     truncated,
@@ -89,8 +87,7 @@ class Completion(AnswerHead):
 async def completions(body: CompletionRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """Continue prompts."""
     prompts = await request.prepare(lambda: completion_prompts(serving, body))
-    penalty = beam_length_penalty(body, body.stream)
-    options = GenerationOptions(field_names=body.field_names, beam_length_penalty=penalty, **body.scheduling)
+    options = GenerationOptions(field_names=body.field_names, **body.options(body))
     generation = Generation(serving, prompts, options, id_prefix="cmpl-")
     return await CompletionWriter(generation, body).respond(request, body.stream_interval)
 
@@ -313,10 +310,9 @@ async def token_generation(serving: Serving, body: TokenGenerationRequest) -> Ge
         params = sampling_params(given, serving.engine.default_sampling)
         serving.check_number_of_choices(1, params.n)
         serving.engine.validate(body.token_ids, params)
-    penalty = beam_length_penalty(fields, body.stream)
-    options = GenerationOptions(field_names=names, beam_length_penalty=penalty, **body.scheduling)
-    prompts = [Prompt(body.token_ids, params)]
-    return Generation(serving, prompts, options, id_prefix="" if body.request_id else "generate-")
+    options = GenerationOptions(field_names=names, **body.options(fields))
+    id_prefix = "" if body.request_id else "generate-"
+    return Generation(serving, [Prompt(body.token_ids, params)], options, id_prefix=id_prefix)
 
 
 class TokenWriter(OpenAIWriter[TokenGenerationRequest]):
@@ -348,13 +344,13 @@ class TokenWriter(OpenAIWriter[TokenGenerationRequest]):
         """Behind the likeliest come those of `logprob_token_ids`, whose ranks are unknown."""
         if self.body.output_mode == "text":
             return chat_logprobs(spelling(self.tokenizer, False), self.tokenizer, positions)
-        ranks = range(1, (self.body.sampling_params.logprobs or 0) + 1)
-        content: list[SampledToken] = []
-        for one in positions:
-            top: list[RankedToken] = [
-                {"token_id": token_id, "logprob": max(LOWEST, logprob), "rank": rank}
-                for (token_id, logprob), rank in zip_longest(one.top, ranks[: len(one.top)])
-            ]
-            logprob = max(LOWEST, one.logprob)
-            content.append({"token_id": one.token_id, "logprob": logprob, "rank": one.rank, "top_logprobs": top})
-        return {"content": content}
+        num_ranked = self.body.sampling_params.logprobs or 0
+
+        def ranked(token_id: int, logprob: float, rank: int | None) -> RankedToken:
+            return {"token_id": token_id, "logprob": max(LOWEST, logprob), "rank": rank}
+
+        def sampled(one: TokenLogprobs) -> SampledToken:
+            top = [ranked(*pair, rank if rank <= num_ranked else None) for rank, pair in enumerate(one.top, start=1)]
+            return {**ranked(one.token_id, one.logprob, one.rank), "top_logprobs": top}
+
+        return {"content": [sampled(one) for one in positions]}

@@ -156,16 +156,13 @@ class EmbeddingHead(TypedDict):
     usage: PromptUsage
 
 
-class ListHead(EmbeddingHead):
-    object: Literal["list"]
-    created: int
-    """Unix seconds."""
-
-
 Item = TypeVar("Item")
 
 
-class ListOf(ListHead, Generic[Item]):
+class ListOf(EmbeddingHead, Generic[Item]):
+    object: Literal["list"]
+    created: int
+    """Unix seconds."""
     data: list[Item]
 
 
@@ -204,7 +201,8 @@ async def _embed(body: EmbeddingRequest, request: ParsedRequest, serving: Servin
     head, vectors = await embedded(request, serving, body, prompts, id_prefix)
     shapes = shaped(vectors, body.dimensions, normalize=normalize, as_base64=body.encoding_format == "base64")
     items = ({"object": kind, "index": index, field: shape} for index, shape in enumerate(shapes))
-    return Response(await filled(head, "data", items), media_type="application/json")
+    head_of_list = {**head, "object": "list", "created": int(time.time())}
+    return Response(await filled(head_of_list, "data", items), media_type="application/json")
 
 
 @router.post("/score", response_model=ListOf[Score])
@@ -213,7 +211,8 @@ async def score(body: ScoreRequest, request: ParsedRequest, serving: ServingOf) 
     """Cosines between embeddings."""
     head, values = await _scores(body, request, serving, _score_texts(body), "score-")
     data = [{"object": "score", "index": index, "score": value} for index, value in enumerate(values)]
-    return Response(msgspec.json.encode({**head, "data": data}), media_type="application/json")
+    answer = {**head, "object": "list", "created": int(time.time()), "data": data}
+    return Response(msgspec.json.encode(answer), media_type="application/json")
 
 
 @router.post("/rerank", response_model=Rerank)
@@ -234,8 +233,7 @@ async def rerank(body: RerankRequest, request: ParsedRequest, serving: ServingOf
         if body.return_documents is not False:
             result["document"] = {"text": documents[index]}
         results.append(result)
-    answer: Rerank = {"id": head["id"], "model": head["model"], "usage": head["usage"], "results": results}
-    return Response(msgspec.json.encode(answer), media_type="application/json")
+    return Response(msgspec.json.encode({**head, "results": results}), media_type="application/json")
 
 
 Inputs = Mapping[str, tuple[Sequence[str | list[int]], int | None]]
@@ -263,7 +261,7 @@ def _score_texts(body: ScoreRequest) -> Inputs:
 
 async def _scores(
     body: PoolingFields, request: ParsedRequest, serving: Serving, inputs: Inputs, id_prefix: str
-) -> tuple[ListHead, list[float]]:
+) -> tuple[EmbeddingHead, list[float]]:
     """What the answer begins with, and `cosines` of the first field's texts with the second's."""
     prompts = await request.prepare(lambda: prompts_of(serving, body, inputs))
     head, vectors = await embedded(request, serving, body, prompts, id_prefix)
@@ -273,13 +271,11 @@ async def _scores(
 
 async def embedded(
     request: ParsedRequest, serving: Serving, body: PoolingFields, prompts: list[list[int]], id_prefix: str
-) -> tuple[ListHead, list[list[float]]]:
+) -> tuple[EmbeddingHead, list[list[float]]]:
     """What the answer begins with, and the embeddings as the model gives them, of any length."""
     num_tokens = sum(map(len, prompts))
-    head: ListHead = {
+    head: EmbeddingHead = {
         "id": id_prefix + uuid.uuid4().hex,
-        "object": "list",
-        "created": int(time.time()),
         "model": serving.model.id,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
@@ -298,11 +294,12 @@ async def embedded(
 
 async def _input_prompts(serving: Serving, body: EmbeddingRequest) -> list[list[int]]:
     """One per input, checked, as all else of the request is. Raises `InvalidRequest`."""
-    if body.messages is None:
-        body.check_without_messages()
-        return await prompts_of(serving, body, {"input": (prompt_list(body.input), None)})
-    chat = await body.render(serving, opened=bool(body.add_generation_prompt), special=bool(body.add_special_tokens))
-    return await prompts_of(serving, body, {"messages": ([chat.token_ids], None)})
+    special, opened = bool(body.add_special_tokens), bool(body.add_generation_prompt)
+    token_ids = await body.prompt_of_messages(serving, special=special, add_generation_prompt=opened)
+    inputs: Inputs = (
+        {"input": (prompt_list(body.input), None)} if token_ids is None else {"messages": ([token_ids], None)}
+    )
+    return await prompts_of(serving, body, inputs)
 
 
 async def prompts_of(serving: Serving, body: PoolingFields, inputs: Inputs) -> list[list[int]]:
