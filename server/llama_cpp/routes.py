@@ -46,8 +46,9 @@ class Timings(TypedDict):
     predicted_per_second: float
 
 
-class NativeChunk(TypedDict, total=False):
-    """A piece of an answer; with `response_fields`, those fields alone."""
+class NativeCompletion(TypedDict, total=False):
+    """A whole answer, or a chunk of one: what stands behind the tokens' probabilities is in the last chunk alone, which
+    has no text. With `response_fields`, those fields alone."""
 
     index: int
     content: str
@@ -57,11 +58,6 @@ class NativeChunk(TypedDict, total=False):
     tokens_predicted: int
     tokens_evaluated: int
     completion_probabilities: list[NativeLogprob]
-
-
-class NativeCompletion(NativeChunk, total=False):
-    """A whole answer, or the last chunk of one, without its text; with `response_fields`, those fields alone."""
-
     model: str
     generation_settings: dict[str, Any]
     prompt: str
@@ -177,11 +173,15 @@ class NativeWriter:
 
     def whole(self, outputs: list[CompletionOutput]) -> bytes:
         """One object, or a list where there are several answers."""
-        answers = [self._picked(self._answer(output.index, output)) for output in outputs]
+        answers = []
+        for output, latest in zip(outputs, self.generation.latest, strict=True):
+            assert latest is not None, self.generation.id
+            parts = {"text": output.text, "token_ids": output.token_ids, "logprobs": output.logprobs}
+            answers.append(self._picked(self._answer(output.index, msgspec.structs.replace(latest, **parts))))
         return msgspec.json.encode(answers[0] if len(answers) == 1 else answers)
 
     def events(self, batch: OutputBatch) -> bytes:
-        pieces: list[Any] = []
+        pieces = []
         for index, output in batch:
             self.generation.latest[index] = output
             if "\n" in output.text:
@@ -199,26 +199,22 @@ class NativeWriter:
     def error(self, error: Exception) -> bytes:
         return event(openai_error(error))
 
-    def _chunk(self, index: int, output: CompletionOutput | RequestOutput) -> NativeChunk:
-        latest = self.generation.latest[index]
-        assert latest is not None, self.generation.id
-        chunk: NativeChunk = {
+    def _chunk(self, index: int, output: RequestOutput) -> dict[str, Any]:
+        chunk = {
             "index": index,
             "content": output.text,
             "tokens": output.token_ids,
             "stop": False,
             "id_slot": -1,
-            "tokens_predicted": latest.num_output_tokens,
-            "tokens_evaluated": latest.num_prompt_tokens,
+            "tokens_predicted": output.num_output_tokens,
+            "tokens_evaluated": output.num_prompt_tokens,
         }
         if output.logprobs:
             chunk["completion_probabilities"] = [self._logprobs(one) for one in output.logprobs]
         return chunk
 
-    def _answer(self, index: int, output: CompletionOutput | RequestOutput) -> dict[str, Any]:
-        latest, serving = self.generation.latest[index], self.generation.serving
-        assert latest is not None, self.generation.id
-        params = self.generation.prompt_of(index).params
+    def _answer(self, index: int, output: RequestOutput) -> dict[str, Any]:
+        serving, params = self.generation.serving, self.generation.prompt_of(index).params
         word = output.stop_reason if isinstance(output.stop_reason, str) else ""
         return {
             **self._chunk(index, output),
@@ -231,8 +227,8 @@ class NativeWriter:
             "truncated": False,
             "stop_type": "word" if word else "eos" if output.finish_reason == "stop" else "limit",
             "stopping_word": word,
-            "tokens_cached": latest.num_cached_tokens,
-            "timings": _timings(latest),
+            "tokens_cached": output.num_cached_tokens,
+            "timings": _timings(output),
         }
 
     def _logprobs(self, position: TokenLogprobs) -> NativeLogprob:

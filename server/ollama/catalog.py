@@ -23,7 +23,6 @@ from server.ollama.chat import OllamaBody
 from server.openai.base import Timeout
 from server.openai.embeddings import PoolingFields, embedded, filled, prompts_of, shaped
 from server.serving import Serving, ServingOf
-from server.structured import STRICT
 
 router = APIRouter(route_class=BodyRoute, tags=["Ollama"], responses=error_statuses(form=OllamaError))
 
@@ -77,7 +76,6 @@ class SingleEmbeddingRequest(EmbeddingBody):
     """Without one, nothing is embedded. What the context does not hold is cut off."""
 
 
-@STRICT
 class EmbedResponse(TypedDict):
     """Durations are nanoseconds; the count is of tokens."""
 
@@ -110,7 +108,6 @@ class OllamaDetails(TypedDict):
     quantization_level: str
 
 
-@STRICT
 class OllamaModel(TypedDict):
     name: str
     model: str
@@ -128,7 +125,6 @@ class OllamaModels(TypedDict):
     models: list[OllamaModel]
 
 
-@STRICT
 class ShowResponse(TypedDict):
     modelfile: str
     parameters: str

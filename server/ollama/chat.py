@@ -186,7 +186,6 @@ class OllamaChatAnswer(OllamaAnswer):
     message: OllamaAnswerMessage
 
 
-@STRICT
 class OllamaGenerateAnswer(OllamaAnswer):
     response: str
     thinking: NotRequired[str]
