@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 from configs.errors import InvalidRequest
 from configs.sampling import SamplingParams
@@ -74,8 +75,8 @@ class Generation:
         """Of each choice; it holds the choice's counts. Whoever reads `run` keeps it up to date."""
         self.passed_over = [*dict.fromkeys(options.passed_over)]
         self._priority = options.priority or 0
-        self._cache_salt = own_cache_salt(options.cache_salt)
-        self._deadline = serving.deadline(options.timeout)
+        cache_salt, deadline = own_cache_salt(options.cache_salt), serving.deadline(options.timeout)
+        self._scheduling: Any = {"priority": self._priority, "cache_salt": cache_salt, "deadline": deadline}
         self._has_room = False
         self._field_names = options.field_names
         self._beam_length_penalty = options.beam_length_penalty
@@ -86,9 +87,7 @@ class Generation:
         outputs = self.serving.engine.generate_many(
             [(prompt.token_ids, prompt.params.for_choice(j)) for prompt in self.prompts for j in range(self.n)],
             request_id=self._engine_id,
-            priority=self._priority,
-            cache_salt=self._cache_salt,
-            deadline=self._deadline,
+            **self._scheduling,
             interval=interval or self.serving.config.stream_interval,
             has_room=self._has_room,
         )
@@ -121,9 +120,7 @@ class Generation:
                 prompt.params,
                 length_penalty=length_penalty,
                 request_id=f"{self._engine_id}-{index}",
-                priority=self._priority,
-                cache_salt=self._cache_salt,
-                deadline=self._deadline,
+                **self._scheduling,
             ):
                 counts = len(prompt.token_ids), 0, len(output.token_ids)
                 latest = RequestOutput(output.text, output.token_ids, None, output.finish_reason, None, *counts)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Container, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import msgspec
 
@@ -19,17 +19,18 @@ _HINTS = {
 }
 """Fields of a tool that change no call of it: every tool is loaded at once, and the model calls it."""
 
-Tool = TypeVar("Tool")
+Tools = list[dict[str, Any]]
+"""As chat templates print them: {"type": "function", "function": {"name", "description", "parameters"}}."""
 
 
 def offered(
     given: list[dict[str, Any]] | None,
-    convert: Callable[[dict[str, Any], str], Tool],
     passed_over: list[str],
+    convert: Callable[[dict[str, Any], str], dict[str, Any]] = lambda tool, place: tool,
     *,
     types: Sequence[str | None] = ("function",),
     where: str = "tools",
-) -> list[Tool]:
+) -> Tools:
     """The tools of these types, as `convert` makes them of each tool and its place in the request.
 
     What is left out is added to `passed_over`. Raises `InvalidRequest` as `convert` does.
@@ -45,13 +46,6 @@ def offered(
     return tools
 
 
-def as_given(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    """The tool itself, which is a function of a chat as templates print it."""
-    return tool
-
-
-Tools = list[dict[str, Any]]
-"""As chat templates print them: {"type": "function", "function": {"name", "description", "parameters"}}."""
 CallMode = Literal["auto", "required", "one"]
 """Whether calls are left to the model; one is a single call of whatever tool there is."""
 

@@ -121,8 +121,6 @@ TOOL_STYLES = {
     style.name: style for style in (MISTRAL_NAMED, MISTRAL, QWEN_CODER, HERMES, PYTHONIC_TAGGED, PYTHONIC, LLAMA)
 }
 """By name; of those whose signs a template has, the first counts."""
-_UNREAD = "<arg_key>"
-"""What a template holds that uses the markers of these styles for another one."""
 
 
 class ReasoningParser(NamedTuple):
@@ -167,7 +165,8 @@ class AnswerStyle:
 
         Templates that teach no tool style get the Hermes style, which `plain_tools` describes.
         """
-        prints_tools = _UNREAD not in template and re.search(r"\{[{%][^{}]*\btools\b", template)
+        # with elements of that name, the markers of these styles are another one's
+        prints_tools = "<arg_key>" not in template and re.search(r"\{[{%][^{}]*\btools\b", template)
         styles = TOOL_STYLES.values() if prints_tools else ()
         taught = next((style for style in styles if re.search(style.sign, template, re.DOTALL)), None)
         self.tools = (taught or HERMES) if tool_call_parser == "auto" else TOOL_STYLES[tool_call_parser]

@@ -199,7 +199,7 @@ def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
     passed_over: list[str] = []
     messages = conversation(body, passed_over)
     given: Any = body.tools
-    tools = offered(given, _function, passed_over, types=(None, "custom"))
+    tools = offered(given, passed_over, _function, types=(None, "custom"))
     choice, tools = tool_choice(_openai_choice(body.tool_choice), tools)
     thinking: Any = body.thinking or {}
     output: Any = body.output_config or {}

@@ -28,7 +28,7 @@ from server.serving import Serving, ServingOf
 from server.shortening import encode_shortened, start_shortened, without_beginning, without_oldest
 from server.sse import EventStream, until_disconnect
 from server.structured import STRICT, json_schema
-from server.tools import as_given, offered, tool_input
+from server.tools import offered, tool_input
 
 router = APIRouter(route_class=BodyRoute, tags=["Ollama"], responses=error_statuses(form=OllamaError))
 _FIELD_NAMES = {"max_tokens": "options", "structured": "format"}
@@ -244,7 +244,7 @@ def _chat(body: OllamaChatRequest, serving: Serving) -> Chat:
     tools: Any = body.tools
     return Chat(
         messages=messages,
-        tools=offered(tools, as_given, passed_over),
+        tools=offered(tools, passed_over),
         passed_over=passed_over,
         sampling=_sampling(body, serving),
         template_kwargs={"add_generation_prompt": not continued, "continue_final_message": continued} | body.thinking,

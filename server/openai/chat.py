@@ -22,7 +22,7 @@ from server.openai.base import AnswerHead, Choice, GenerationRequest, OpenAIWrit
 from server.openai.messages import Function, FunctionName, Messages, Tool, ToolChoice, template_messages
 from server.sampling import NumLogprobs
 from server.serving import Serving, ServingOf
-from server.tools import CallMode, as_given, offered, tool_choice
+from server.tools import CallMode, offered, tool_choice
 
 router = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=error_statuses())
 
@@ -195,7 +195,7 @@ def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[CallMode, list[di
         named = {"type": "function", **named}
     with naming({"tools": "functions", "tool_choice": "function_call"} if functions or named else {}):
         given: Any = body.tools or functions
-        tools = offered(given, as_given, passed_over, where="functions" if functions else "tools")
+        tools = offered(given, passed_over, where="functions" if functions else "tools")
         choice: Any = body.tool_choice or named
         return tool_choice(choice, tools)
 

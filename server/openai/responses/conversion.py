@@ -227,11 +227,11 @@ def offered_tools(body: ResponsesRequest, passed_over: list[str]) -> list[dict[s
         described: dict[str, Any] = {"type": tool.get("type") or "function"}
         described |= {key: tool[key] for key in keys if tool.get(key) is not None}
         if described["type"] == "namespace":
-            described["tools"] = offered(tool["tools"], known, passed_over, where=f"{where}.tools")
+            described["tools"] = offered(tool["tools"], passed_over, known, where=f"{where}.tools")
         return described
 
     given: Any = body.tools
-    return offered(given, known, passed_over, types=("function", "namespace"))
+    return offered(given, passed_over, known, types=("function", "namespace"))
 
 
 def _functions(tools: list[dict[str, Any]]) -> list[tuple[str | None, dict[str, Any]]]:
