@@ -24,33 +24,28 @@ _DESCRIPTION = (
 
 
 def one_call_each(messages: Sequence[Message]) -> list[Message]:
-    """Write a message with several calls as several, each followed by its result."""
+    """Write a message with several calls as several, each followed by its result.
+
+    Results without an id belong to the calls in order; what belongs to none comes last.
+    """
     written: list[Message] = []
     waiting = deque(messages)
     while waiting:
         message = waiting.popleft()
-        if len(message.get("tool_calls") or ()) < 2:
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
             written.append(message)
             continue
-        results = []
+        results: dict[str | None, deque[Message]] = {}
         while waiting and waiting[0]["role"] == "tool":
-            results.append(waiting.popleft())
-        written += _one_by_one(message, results)
+            results.setdefault(waiting[0].get("tool_call_id"), deque()).append(waiting.popleft())
+        for call in calls:
+            written.append({**message, "tool_calls": [call]})
+            message = {"role": message["role"], "content": ""}
+            if found := results.get(call.get("id")) or results.get(None):
+                written.append(found.popleft())
+        written += [result for others in results.values() for result in others]
     return written
-
-
-def _one_by_one(message: Message, results: Sequence[Message]) -> list[Message]:
-    """Results without an id belong to the calls in order; what belongs to none comes last."""
-    waiting: dict[str | None, deque[Message]] = {}
-    for result in results:
-        waiting.setdefault(result.get("tool_call_id"), deque()).append(result)
-    written = []
-    for index, call in enumerate(message["tool_calls"]):
-        before = {"role": message["role"], "content": ""} if index else message
-        written.append({**before, "tool_calls": [call]})
-        if found := waiting.get(call.get("id")) or waiting.get(None):
-            written.append(found.popleft())
-    return written + [result for others in waiting.values() for result in others]
 
 
 def with_short_ids(messages: Sequence[Message]) -> list[Message]:
