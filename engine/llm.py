@@ -24,6 +24,9 @@ from .async_engine import AsyncEngine
 from .outputs import CompletedRequest, CompletionOutput, OutputBatch
 
 Prompt = str | Sequence[int]
+Prompts = Prompt | Sequence[Prompt]
+Params = SamplingParams | Sequence[SamplingParams] | None
+"""Of each prompt, or of all; None: the checkpoint's own."""
 Result = TypeVar("Result")
 
 
@@ -75,10 +78,7 @@ class LLM:
         self.default_sampling = self._engine.default_sampling
 
     def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **options: Unpack[RequestOptions],
+        self, prompts: Prompts, sampling_params: Params = None, **options: Unpack[RequestOptions]
     ) -> list[CompletedRequest]:
         """Complete every prompt, a text or token ids, each with its own parameters or all with the same.
 
@@ -88,10 +88,7 @@ class LLM:
         return self._complete(self._run(self._encoded(prompts)), sampling_params, options)
 
     def stream(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **options: Unpack[RequestOptions],
+        self, prompts: Prompts, sampling_params: Params = None, **options: Unpack[RequestOptions]
     ) -> Iterator[CompletedRequest]:
         """As `generate`, but gives a request whenever it has got more, until all are finished.
 
@@ -102,29 +99,21 @@ class LLM:
         """
         return self._stream(self._run(self._encoded(prompts)), sampling_params, options)
 
-    def chat(
-        self,
-        messages: Sequence[Any],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **keywords: Any,
-    ) -> list[CompletedRequest]:
+    def chat(self, messages: Sequence[Any], sampling_params: Params = None, **keywords: Any) -> list[CompletedRequest]:
         """Answer one chat (a list of messages) or several (a list of such lists). Keywords that are not those of
         `RequestOptions` are for the chat template."""
         options = _taken_options(keywords)
         return self._complete(self._run(self._rendered(messages, keywords)), sampling_params, options)
 
     def stream_chat(
-        self,
-        messages: Sequence[Any],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        **keywords: Any,
+        self, messages: Sequence[Any], sampling_params: Params = None, **keywords: Any
     ) -> Iterator[CompletedRequest]:
         """As `chat`, given as `stream` does."""
         options = _taken_options(keywords)
         return self._stream(self._run(self._rendered(messages, keywords)), sampling_params, options)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, **options: Unpack[RequestOptions]
+        self, prompts: Prompts, params: BeamSearchParams, **options: Unpack[RequestOptions]
     ) -> list[CompletedRequest]:
         """The `params.beam_width` likeliest outputs of each prompt, best first."""
         requests = self._run(self._encoded(prompts))
@@ -144,10 +133,7 @@ class LLM:
         return requests
 
     def embed(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        pooling: Literal["last", "mean"] | None = None,
-        **options: Unpack[RequestOptions],
+        self, prompts: Prompts, pooling: Literal["last", "mean"] | None = None, **options: Unpack[RequestOptions]
     ) -> list[list[float]]:
         """The final hidden state of each prompt's last token, or the mean over its tokens; not scaled to length 1.
         Without `pooling`, the checkpoint says which. Raises `RequestFailed` when one of them fails.
@@ -166,12 +152,7 @@ class LLM:
         return requests
 
     def _stream(
-        self,
-        requests: list[CompletedRequest],
-        params: SamplingParams | Sequence[SamplingParams] | None,
-        options: RequestOptions,
-        *,
-        whole: bool = False,
+        self, requests: list[CompletedRequest], params: Params, options: RequestOptions, *, whole: bool = False
     ) -> Iterator[CompletedRequest]:
         """With `whole`, requests come as rarely as their stop strings allow, which only this side looks for."""
         of_each = self._params_of_each(requests, params)
@@ -207,7 +188,7 @@ class LLM:
 
         return taken()
 
-    async def _encoded(self, prompts: Prompt | Sequence[Prompt]) -> list[CompletedRequest]:
+    async def _encoded(self, prompts: Prompts) -> list[CompletedRequest]:
         requests = []
         for prompt in _as_list(prompts):
             text = prompt if isinstance(prompt, str) else None
@@ -220,9 +201,7 @@ class LLM:
         rendered = [await self._engine.render_chat(chat, **template_kwargs) for chat in chats]
         return [CompletedRequest(text, token_ids) for text, token_ids in rendered]
 
-    def _params_of_each(
-        self, requests: list[CompletedRequest], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
+    def _params_of_each(self, requests: list[CompletedRequest], params: Params) -> list[SamplingParams]:
         """Checked; the requests get a place for each choice."""
         if params is None:
             params = SamplingParams(**self.default_sampling)
@@ -292,7 +271,7 @@ def _close(loop: asyncio.AbstractEventLoop, thread: threading.Thread, engines: l
         loop.close()
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+def _as_list(prompts: Prompts) -> list[Prompt]:
     """A single text, or a single list of token ids, is one prompt."""
     if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
         return [cast(Prompt, prompts)]
