@@ -111,7 +111,7 @@ def test_a_gguf_sequence_ends_at_every_token_that_ends_a_turn(
     assert set(tokenizer.eos_token_ids) == expected
     for token_id in (2, *tokens):
         assert tokenizer.encode(vocabulary[token_id]) == [token_id]
-        assert tokenizer.is_special(token_id)
+        assert token_id in tokenizer.special_ids
 
 
 def test_an_ordinary_word_that_others_use_as_an_end_is_none(tmp_path: Path) -> None:

@@ -70,7 +70,9 @@ def test_allowed_tokens_equal_brute_force(structured):
         expected = {
             token_id
             for token_id, piece in enumerate(pieces)
-            if piece and not tokenizer.is_special(token_id) and any(word.startswith(text + piece) for word in language)
+            if piece
+            and token_id not in tokenizer.special_ids
+            and any(word.startswith(text + piece) for word in language)
         }
         within = {token_id for token_id in allowed - {eos} if set(pieces[token_id]) <= letters}
         if structured.kind == "choice":
@@ -155,7 +157,7 @@ def test_a_structural_tag_may_spell_special_tokens(inner, good, bad):
     tokenizer = as_tokenizer(byte_level_vocabulary())
     compiler = Compiler(tokenizer, tokenizer.vocab_size, [tokenizer.eos_token_id])
     start = tokenizer.token_id("<|start|>")
-    assert tokenizer.is_special(start)
+    assert start in tokenizer.special_ids
     language = compiler.compile(tag(inner))
     assert [text for text in good if not accepts(language, tokenizer, text)] == []
     assert [text for text in bad if accepts(language, tokenizer, text)] == []
