@@ -25,7 +25,7 @@ from .web_report import page
 
 WIDTH, LABEL_WIDTH = 50, 40
 MAX_ERRORS = 5
-NOT_SAVED = ("api_key", "header", "extra_body", "lines", "bench", "command", "module")
+NOT_SAVED = ("api_key", "header", "extra_body", "lines", "bench", "command")
 """Arguments that stay out of the document: keys, what is long, and which command it was."""
 
 LABELS = {
