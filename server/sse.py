@@ -71,11 +71,13 @@ class EventWriter(Protocol):
 
     def events(self, item: Any) -> bytes: ...
 
-    def end(self) -> bytes: ...
+    def end(self) -> bytes:
+        """What follows the last item."""
+        return b""
 
     def error(self, error: Exception) -> bytes:
         """Instead of `end`, for a stream that has begun."""
-        ...
+        raise error
 
 
 class EventStream(Response):

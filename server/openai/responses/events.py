@@ -8,7 +8,6 @@ for each item:  output_item.added
 completed, incomplete or failed
 """
 
-import copy
 import time
 from dataclasses import dataclass, field
 from typing import Any, Literal, NotRequired
@@ -166,14 +165,6 @@ _INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout"}
 
 _TEXTS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
 """The names that types of events have for the text of an item."""
-_EMPTY: dict[str, Any] = {
-    "message": {
-        "role": "assistant",
-        "content": [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}],
-    },
-    "reasoning": {"summary": [], "content": [{"type": "reasoning_text", "text": ""}]},
-    "function_call": {"arguments": ""},
-}
 
 
 class _OpenItem:
@@ -181,10 +172,16 @@ class _OpenItem:
 
     def __init__(self, kind: str, index: int, fields: dict[str, Any]) -> None:
         """`index` is the item's place in the output; `fields` are those that a call has from the beginning."""
-        self.item: Any = {"type": kind, "id": new_id(kind), "status": "in_progress", **fields}
-        self.item |= copy.deepcopy(_EMPTY[kind])
-        self.part: Any = self.item["content"][0] if "content" in self.item else None
+        own: Any = {"message": {"role": "assistant"}, "reasoning": {"summary": []}, "function_call": {"arguments": ""}}[
+            kind
+        ]
+        self.item: Any = {"type": kind, "id": new_id(kind), "status": "in_progress", **fields, **own}
+        self.part: Any = None
         """The only part of a text; a call has none."""
+        if kind != "function_call":
+            self.part = {"type": _TEXTS[kind], "text": ""}
+            self.part |= {"annotations": [], "logprobs": []} if kind == "message" else {}
+            self.item["content"] = [self.part]
         self.place = {"output_index": index}
         self.within = {**self.place, "item_id": self.item["id"], **({"content_index": 0} if self.part else {})}
         """Fields of all events within the item."""

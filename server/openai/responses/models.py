@@ -13,9 +13,6 @@ from server.sampling import NumLogprobs, SamplingFields
 from server.structured import CLOSED, STRICT, PlainFormat
 
 Status = Literal["in_progress", "completed", "incomplete"]
-Role = Literal["user", "assistant", "system", "developer"]
-
-
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
 
 
@@ -52,7 +49,7 @@ class _Item(TypedDict):
 
 class MessageItem(_Item):
     type: NotRequired[Literal["message"] | None]
-    role: Role
+    role: Literal["user", "assistant", "system", "developer"]
     content: str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
     """A string only in what clients send."""
 
@@ -106,20 +103,17 @@ class ItemReference(TypedDict):
     id: str
 
 
-ServerItemType = Literal[
-    "code_interpreter_call", "file_search_call", "image_generation_call", "web_search_call", "mcp_approval_request",
-    "mcp_approval_response", "mcp_call", "mcp_list_tools", "compaction", "compaction_summary", "compaction_trigger",
-    "context_compaction", "program", "program_output",
-]  # fmt: skip
-
-
 class ServerItem(TypedDict):
     """What OpenAI's servers ran, or only they can read: passed over, and named in the answer's header."""
 
-    type: ServerItemType
+    type: Literal[
+        "code_interpreter_call", "file_search_call", "image_generation_call", "web_search_call", "mcp_approval_request",
+        "mcp_approval_response", "mcp_call", "mcp_list_tools", "compaction", "compaction_summary", "compaction_trigger",
+        "context_compaction", "program", "program_output",
+    ]  # fmt: skip
 
 
-_OF_SERVER = frozenset(get_args(ServerItemType))
+_OF_SERVER = frozenset(get_args(ServerItem.__annotations__["type"]))
 
 
 def item_kind(item: Any) -> str:
@@ -204,28 +198,26 @@ def _naming_the_format(given: Any, validate: ValidatorFunctionWrapHandler) -> An
         raise refused from None
 
 
+Format = Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")]
+
+
 @CLOSED
-class TextOptions(TypedDict):
-    format: NotRequired[
-        Annotated[
-            Annotated[PlainFormat | SchemaFormat, Field(discriminator="type")] | None,
-            WrapValidator(_naming_the_format),
-        ]
-    ]
-    verbosity: NotRequired[Literal["low", "medium", "high"] | None]
+class TextOptions(TypedDict, total=False):
+    format: Annotated[Format | None, WrapValidator(_naming_the_format)]
+    verbosity: Literal["low", "medium", "high"] | None
     """A hint that no template knows."""
 
 
 @CLOSED
-class ReasoningOptions(TypedDict):
-    effort: NotRequired[Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None]
+class ReasoningOptions(TypedDict, total=False):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
     """For the chat template; `none` also tells it not to open a reasoning part."""
-    summary: NotRequired[Literal["auto", "concise", "detailed"] | None]
+    summary: Literal["auto", "concise", "detailed"] | None
     """Nothing here summarises, so this gives none: the reasoning itself is in the answer."""
-    generate_summary: NotRequired[Literal["auto", "concise", "detailed"] | None]
+    generate_summary: Literal["auto", "concise", "detailed"] | None
     """The older name of `summary`."""
-    context: NotRequired[Literal["auto"] | None]
-    mode: NotRequired[Literal["standard"] | None]
+    context: Literal["auto"] | None
+    mode: Literal["standard"] | None
 
 
 @CLOSED
@@ -239,8 +231,7 @@ Includable = Literal[
     "file_search_call.results", "web_search_call.results", "web_search_call.action.sources",
     "computer_call_output.output.image_url", "code_interpreter_call.outputs",
 ]  # fmt: skip
-Label = Annotated[str, Field(max_length=512)]
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Label], Field(max_length=16)]
+Metadata = dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]]
 
 
 class ResponsesRequest(SamplingFields, ModelRequest):
@@ -273,7 +264,7 @@ class ResponsesRequest(SamplingFields, ModelRequest):
     """False: at most one tool call."""
     truncation: Literal["auto", "disabled"] | None = None
     """auto: what is oldest in a conversation that is longer than the context is left out."""
-    metadata: Metadata | None = None
+    metadata: Annotated[Metadata, Field(max_length=16)] | None = None
     """A label that comes back with the response, as the three below do."""
     user: str | None = None
     safety_identifier: str | None = None

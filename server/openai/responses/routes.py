@@ -25,7 +25,7 @@ from server.openai.responses.events import ResponseObject, ResponseWriter, Strea
 from server.openai.responses.models import Item, ResponsesRequest
 from server.serving import ServingOf
 from server.shortening import start_shortened, without_oldest
-from server.sse import EventStream, until_disconnect
+from server.sse import EventStream, EventWriter, until_disconnect
 from server.structured import STRICT
 
 router = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=error_statuses())
@@ -36,9 +36,9 @@ class ResponseNotFound(InvalidRequest):
     status = 404
 
 
-class StoredResponse:
-    """A response with all that led to it, so that it outlives those that it continues; and the `EventWriter` for what
-    `run` and `replay` give."""
+class StoredResponse(EventWriter):
+    """A response with all that led to it, so that it outlives those that it continues. It writes what `run` and
+    `replay` give, whose last events tell of an error."""
 
     def __init__(self, writer: ResponseWriter, context: list[Item], num_bytes: int) -> None:
         """`context` has all items that the model answers, which take so many bytes of JSON."""
@@ -112,12 +112,6 @@ class StoredResponse:
 
     def events(self, events: list[bytes]) -> bytes:
         return b"".join(events)
-
-    def end(self) -> bytes:
-        return b""
-
-    def error(self, error: Exception) -> bytes:
-        raise error  # those of the response are events
 
     def finish(self) -> None:
         """Nothing more will come; what was not over is cancelled."""
