@@ -18,6 +18,7 @@ from server.errors import error_response
 from server.metrics.records import CURRENT_REQUEST, RequestRecord
 from server.security import Origins, RawHeaders, check_head, read_keys
 from server.serving import Serving
+from server.sse import SEND
 
 METHOD = "octavo.method"
 """Key in the scope: the method that was sent; HEAD is routed as GET, and loses its body in uvicorn."""
@@ -38,7 +39,8 @@ class RequestMiddleware:
         self.paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope = {**scope, METHOD: scope["method"], "path": self.paths.canonical(scope["path"])}
+        path = self.paths.canonical(scope["path"])
+        scope = {**scope, METHOD: scope["method"], SEND: send, "path": path}
         added: RawHeaders = []
         requests = self.serving.requests
         with requests.track(scope) as record, contextlib.ExitStack() as scope[UNTIL_ANSWERED]:
