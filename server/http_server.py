@@ -58,6 +58,9 @@ class Connection(HttpToolsProtocol):
         """When what is awaited of the client has to be here, by the event loop's clock."""
         self.timer: asyncio.TimerHandle | None = None
         """While something is awaited. Requests that come in one piece have none."""
+        self.acknowledged: int | None = None
+        """See `_bytes_acknowledged`; so it was at the moment `progressed` of the monotonic clock."""
+        self.progressed = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -194,19 +197,14 @@ class ConnectionPool:
         timeout = self.config.client_timeout
         if not timeout or sys.platform != "linux":
             return
-        progress: dict[Connection, tuple[int, float]] = {}  # bytes acknowledged, and since when no more
         while True:
             await asyncio.sleep(timeout / _CHECKS_PER_TIMEOUT)
-            now, before, progress = time.monotonic(), progress, {}
-            for connection in list(self.open):
-                acknowledged = _bytes_acknowledged(connection.transport)
-                if acknowledged is None:
-                    continue
-                num_bytes, since = before.get(connection, (acknowledged, now))
-                if acknowledged == num_bytes and now - since >= timeout:
-                    connection.transport.abort()
-                else:
-                    progress[connection] = (acknowledged, since if acknowledged == num_bytes else now)
+            now = time.monotonic()
+            for one in list(self.open):
+                if (acknowledged := _bytes_acknowledged(one.transport)) != one.acknowledged:
+                    one.acknowledged, one.progressed = acknowledged, now
+                elif acknowledged is not None and now - one.progressed >= timeout:
+                    one.transport.abort()
 
 
 def _bytes_acknowledged(transport: asyncio.Transport) -> int | None:
@@ -221,7 +219,7 @@ def _bytes_acknowledged(transport: asyncio.Transport) -> int | None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn without handlers of signals: see `stop_on_signals`."""
+    """uvicorn, whose own handlers of signals are not installed."""
 
     def __init__(self, config: uvicorn.Config, serving: Serving, connections: ConnectionPool) -> None:
         super().__init__(config)
@@ -239,6 +237,11 @@ class Server(uvicorn.Server):
             await super().serve(sockets)
         finally:
             closing.cancel()
+
+    def stop_on_signals(self) -> None:
+        """SIGINT and SIGTERM end the server; the process then leaves with code 0."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
 
     def stop(self) -> None:
         """Once: take no more work, let what runs finish, and end. Twice: end."""
@@ -285,10 +288,3 @@ def make_server(engine: AsyncEngine, config: ServerConfig, model_name: str) -> S
         ssl_cert_reqs=config.ssl_cert_reqs,
     )
     return Server(settings, app.state.serving, connections)
-
-
-def stop_on_signals(server: Server) -> None:
-    """SIGINT and SIGTERM end the server; the process then leaves with code 0."""
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, server.stop)

@@ -60,16 +60,20 @@ def model_name(config: ServerConfig) -> str:
 
 
 async def _serve(config: ServerConfig, listener: socket.socket) -> str | None:
-    """Until the server was told to end; or, with the reason, until the engine is dead."""
-    name = model_name(config)
+    """Until the server was told to end; or, with the reason, until the engine is dead. Raises `UsageError`."""
     _say(config, f"Octavo {version()}: loading {config.model}")
     importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "server.http_server"))
-    engine = await _interruptible(_start_engine(config))
+    starting = asyncio.create_task(_start_engine(config))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, starting.cancel)  # as Ctrl-C does
+    try:
+        engine = await starting
+    except asyncio.CancelledError as error:
+        raise UsageError("stopped while loading") from error
     try:
         http_server = await importing
-        server = http_server.make_server(engine, config, name)
+        server = http_server.make_server(engine, config, model_name(config))
         gc.freeze()  # what was loaded stays: collections need not walk it
-        http_server.stop_on_signals(server)
+        server.stop_on_signals()
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.002)
@@ -111,16 +115,6 @@ def _start_engine(config: ServerConfig) -> Coroutine[Any, Any, AsyncEngine]:
     )
 
 
-async def _interruptible(work: Coroutine[Any, Any, AsyncEngine]) -> AsyncEngine:
-    """Await `work`; SIGTERM cancels it as Ctrl-C does, so that nothing is left behind."""
-    task = asyncio.create_task(work)
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError as error:
-        raise UsageError("stopped while loading") from error
-
-
 def _start_message(
     config: ServerConfig, info: CoreReady, sampling: dict[str, Any], listener: socket.socket
 ) -> list[str]:
@@ -128,6 +122,7 @@ def _start_message(
     url = f"{'https' if config.ssl_certfile else 'http'}://{'localhost' if config.uds else _address(listener)}"
     to_socket = f" --unix-socket {config.uds}" if config.uds else ""
     key = ' -H "Authorization: Bearer $OCTAVO_API_KEY"' if config.api_key or config.api_key_file else ""
+    defaults = ", ".join(f"{name} {value}" for name, value in sampling.items())
     total = seconds_since_process_start()
     phases = {**info.timings, "other": max(0.0, total - sum(info.timings.values()))}
     body = json.dumps({"messages": [{"role": "user", "content": "Hello!"}], "stream": True})
@@ -138,7 +133,7 @@ def _start_message(
         *(f"  note       {note}" for note in info.notes),
         f"  KV cache   {info.kv_cache_tokens:,} tokens of {info.kv_cache_dtype} in blocks of {info.block_size};"
         f" context {info.max_model_len:,} tokens",
-        *([f"  sampling   {_fields(sampling)}, unless a request says otherwise"] if sampling else []),
+        *([f"  sampling   {defaults}, unless a request says otherwise"] if sampling else []),
         f"  start-up   {total:.2f} s: " + ", ".join(f"{phase} {took:.2f}" for phase, took in phases.items()),
         f"Serving on {config.uds or url}. Try:",
         f"  curl -N{to_socket} {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d '{body}'",
@@ -149,10 +144,6 @@ def _address(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     host = "127.0.0.1" if host == "0.0.0.0" else "[::1]" if host == "::" else f"[{host}]" if ":" in host else host
     return f"{host}:{port}"
-
-
-def _fields(values: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def seconds_since_process_start() -> float:
