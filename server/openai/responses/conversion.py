@@ -11,8 +11,7 @@ from configs.sampling import StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat
 from server.generation import Generation
-from server.openai.responses.events import ResponseObject
-from server.openai.responses.models import Item, ResponsesRequest, Status, item_kind, new_id
+from server.openai.responses.models import Item, ResponseObject, ResponsesRequest, Status, item_kind, new_id
 from server.sampling import given_fields
 from server.structured import response_format, structured_outputs
 from server.tools import arguments_in_history, flat_name, json_text, offered, result_text, tool_choice

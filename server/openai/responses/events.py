@@ -22,84 +22,8 @@ from server.chat import Answers
 from server.errors import error_object
 from server.generation import Generation
 from server.logprobs import TokenLogprob, chat_logprobs, spelling
-from server.openai.messages import ToolChoice
-from server.openai.responses.models import (
-    FunctionTool,
-    NamespaceTool,
-    OutputItem,
-    ReasoningOptions,
-    ReasoningPart,
-    Status,
-    TextOptions,
-    TextPart,
-    new_id,
-)
+from server.openai.responses.models import OutputItem, ReasoningPart, ResponseObject, Status, TextPart, new_id
 from server.sse import named_event
-from server.structured import STRICT
-
-
-class InputTokensDetails(TypedDict):
-    cached_tokens: int
-    cache_write_tokens: int
-
-
-class OutputTokensDetails(TypedDict):
-    reasoning_tokens: int
-
-
-class ResponseUsage(TypedDict):
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails
-    total_tokens: int
-
-
-class ResponseError(TypedDict):
-    code: Literal["server_error", "invalid_prompt"]
-    message: str
-
-
-class IncompleteDetails(TypedDict):
-    reason: Literal["max_output_tokens", "timeout"]
-
-
-@STRICT
-class ResponseObject(TypedDict):
-    """A response as it is at the moment. What the request left out shows the value that was used."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    """Unix seconds."""
-    completed_at: int | None
-    """Unix seconds."""
-    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-    background: bool
-    error: ResponseError | None
-    incomplete_details: IncompleteDetails | None
-    instructions: str | None
-    max_output_tokens: int | None
-    max_tool_calls: int | None
-    model: str
-    output: list[OutputItem]
-    parallel_tool_calls: bool
-    previous_response_id: str | None
-    prompt_cache_key: str | None
-    reasoning: ReasoningOptions
-    safety_identifier: str | None
-    service_tier: Literal["default"]
-    store: bool
-    temperature: float
-    text: TextOptions
-    tool_choice: ToolChoice
-    tools: list[FunctionTool | NamespaceTool]
-    top_logprobs: int
-    top_p: float
-    truncation: Literal["auto", "disabled"]
-    usage: ResponseUsage | None
-    user: str | None
-    metadata: dict[str, str]
 
 
 class _Event(TypedDict):
@@ -344,7 +268,7 @@ class ResponseWriter:
         self._close("completed" if status == "completed" else "incomplete")
         generation = self.generation
         num_input, num_output = generation.num_prompt_tokens, generation.num_output_tokens
-        usage: ResponseUsage = {
+        usage = {
             "input_tokens": num_input,
             "input_tokens_details": {"cached_tokens": generation.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": num_output,

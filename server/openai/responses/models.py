@@ -1,4 +1,4 @@
-"""The Responses API in types: items, tools and the request."""
+"""The Responses API in types: items, tools, the request and the response."""
 
 import uuid
 from typing import Annotated, Any, Literal, NotRequired, get_args
@@ -295,3 +295,67 @@ class ResponsesRequest(SamplingFields, ModelRequest):
     prompt_cache_retention: Annotated[Any, Hint()] = None
     service_tier: Annotated[Any, Hint(("auto", "default"))] = None
     verbosity: Annotated[Any, Hint(("medium",))] = None
+
+
+class InputTokensDetails(TypedDict):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseError(TypedDict):
+    code: Literal["server_error", "invalid_prompt"]
+    message: str
+
+
+class IncompleteDetails(TypedDict):
+    reason: Literal["max_output_tokens", "timeout"]
+
+
+@STRICT
+class ResponseObject(TypedDict):
+    """A response as it is at the moment. What the request left out shows the value that was used."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    """Unix seconds."""
+    completed_at: int | None
+    """Unix seconds."""
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+    background: bool
+    error: ResponseError | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    max_tool_calls: int | None
+    model: str
+    output: list[OutputItem]
+    parallel_tool_calls: bool
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ReasoningOptions
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: TextOptions
+    tool_choice: ToolChoice
+    tools: list[FunctionTool | NamespaceTool]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+    metadata: dict[str, str]

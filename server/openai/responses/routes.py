@@ -21,8 +21,8 @@ from server.errors import error_statuses
 from server.generation import Generation
 from server.metrics.records import current_owner
 from server.openai.responses.conversion import chat_of, first_response, namespaces_of, offered_tools, read_items
-from server.openai.responses.events import ResponseObject, ResponseWriter, StreamEvent
-from server.openai.responses.models import Item, ResponsesRequest
+from server.openai.responses.events import ResponseWriter, StreamEvent
+from server.openai.responses.models import Item, ResponseObject, ResponsesRequest
 from server.serving import ServingOf
 from server.shortening import start_shortened, without_oldest
 from server.sse import EventStream, EventWriter, until_disconnect
