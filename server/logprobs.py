@@ -75,17 +75,19 @@ class CompletionTokens:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def logprobs(self, positions: Sequence[TokenLogprobs | int]) -> CompletionLogprobs:
-        """The next tokens of the choice; one that nothing predicts is an id alone."""
-        written: CompletionLogprobs = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-        for one in positions:
-            token_id = one if isinstance(one, int) else one.token_id
-            written["tokens"].append(self._spell(token_id))
-            written["token_logprobs"].append(None if isinstance(one, int) else max(LOWEST, one.logprob))
-            written["top_logprobs"].append(None if isinstance(one, int) else self._top(one))
-            written["text_offset"].append(self._offset)
-            self._offset += len(self._decoder.decode(self._bytes_of(token_id)))
-        return written
+    def logprobs(self, positions: Sequence[TokenLogprobs], unpredicted: int | None = None) -> CompletionLogprobs:
+        """The next tokens of the choice, behind one that nothing predicts, where there is such."""
+        token_ids = [one.token_id for one in positions]
+        logprobs: list[float | None] = [max(LOWEST, one.logprob) for one in positions]
+        top: list[dict[str, float] | None] = [self._top(one) for one in positions]
+        if unpredicted is not None:
+            token_ids, logprobs, top = [unpredicted, *token_ids], [None, *logprobs], [None, *top]
+        return {
+            "tokens": [self._spell(token_id) for token_id in token_ids],
+            "token_logprobs": logprobs,
+            "top_logprobs": top,
+            "text_offset": [self._begin(token_id) for token_id in token_ids],
+        }
 
     def _top(self, position: TokenLogprobs) -> dict[str, float]:
         """Likeliest first, each id once, the chosen one too. Of ids with one spelling the chosen or else the likeliest
@@ -108,6 +110,12 @@ class CompletionTokens:
             return data.decode()
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _begin(self, token_id: int) -> int:
+        """Characters that were complete before the token."""
+        begin = self._offset
+        self._offset += len(self._decoder.decode(self._bytes_of(token_id)))
+        return begin
 
 
 def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:

@@ -170,8 +170,8 @@ async def _vectors(
     fields = PoolingFields(
         timeout_s=body.timeout_s, truncate_prompt_tokens=-1 if may_cut else None, truncation_side="right"
     )
-    prompts = await request.prepare(lambda: prompts_of(serving, fields, {field: (texts, None)}))
-    head, vectors = await embedded(request, serving, fields, prompts, "embd-")
+    inputs = {field: (texts, None)}
+    head, vectors = await embedded(request, serving, fields, lambda: prompts_of(serving, fields, inputs), "embd-")
     return vectors, head["usage"]["prompt_tokens"]
 
 

@@ -201,15 +201,15 @@ class CompletionWriter(OpenAIWriter[CompletionRequest]):
         body, begins = self.body, index not in self.begun
         self.begun.add(index)
         prompt = self.generation.prompts[index // (body.n or 1)]
-        positions: list[int | TokenLogprobs] = [*(output.logprobs or [])]
+        positions, unpredicted = output.logprobs or [], None
         if begins and body.echo and body.logprobs is not None:
-            rest = output.prompt_logprobs or []
-            cut = [TokenLogprobs(one.token_id, one.logprob, one.top[: body.logprobs]) for one in rest]
-            positions = [prompt.token_ids[0], *cut, *positions]
+            of_prompt = output.prompt_logprobs or []
+            cut = [TokenLogprobs(one.token_id, one.logprob, one.top[: body.logprobs]) for one in of_prompt]
+            positions, unpredicted = cut + positions, prompt.token_ids[0]
         choice: CompletionChoice = {
             "index": index,
             "text": (prompt.text or "") + output.text if begins else output.text,
-            "logprobs": None if body.logprobs is None else self.tokens[index].logprobs(positions),
+            "logprobs": None if body.logprobs is None else self.tokens[index].logprobs(positions, unpredicted),
             "finish_reason": None,
         }
         if body.return_token_ids:

@@ -25,6 +25,7 @@ from server.metrics.records import note_response
 from server.openai.base import PromptUsage, ScheduledRequest
 from server.openai.chat import ChatPromptFields
 from server.openai.completions import TextsOrIds, prompt_list
+from server.preparation import Work
 from server.sampling import TruncateTo, truncated
 from server.serving import Serving, ServingOf, own_cache_salt
 from server.shortening import context_size, encode_part
@@ -197,8 +198,7 @@ async def _embed(body: EmbeddingRequest, request: ParsedRequest, serving: Servin
     id_prefix, field = _KINDS[kind]
     one_of(body, "input", "messages")
     normalize = body.normalizes(default=kind == "embedding")
-    prompts = await request.prepare(lambda: _input_prompts(serving, body))
-    head, vectors = await embedded(request, serving, body, prompts, id_prefix)
+    head, vectors = await embedded(request, serving, body, lambda: _input_prompts(serving, body), id_prefix)
     shapes = shaped(vectors, body.dimensions, normalize=normalize, as_base64=body.encoding_format == "base64")
     items = ({"object": kind, "index": index, field: shape} for index, shape in enumerate(shapes))
     head_of_list = {**head, "object": "list", "created": int(time.time())}
@@ -263,16 +263,19 @@ async def _scores(
     body: PoolingFields, request: ParsedRequest, serving: Serving, inputs: Inputs, id_prefix: str
 ) -> tuple[EmbeddingHead, list[float]]:
     """What the answer begins with, and `cosines` of the first field's texts with the second's."""
-    prompts = await request.prepare(lambda: prompts_of(serving, body, inputs))
-    head, vectors = await embedded(request, serving, body, prompts, id_prefix)
+    head, vectors = await embedded(request, serving, body, lambda: prompts_of(serving, body, inputs), id_prefix)
     num_first = len(next(iter(inputs.values()))[0])
     return head, await asyncio.to_thread(cosines, vectors, num_first)
 
 
 async def embedded(
-    request: ParsedRequest, serving: Serving, body: PoolingFields, prompts: list[list[int]], id_prefix: str
+    request: ParsedRequest, serving: Serving, body: PoolingFields, prompting: Work[list[list[int]]], id_prefix: str
 ) -> tuple[EmbeddingHead, list[list[float]]]:
-    """What the answer begins with, and the embeddings as the model gives them, of any length."""
+    """What the answer begins with, and the embeddings of what `prompting` gives: as the model has them, of any length.
+
+    Raises what `prompting` raises.
+    """
+    prompts = await request.prepare(prompting)
     num_tokens = sum(map(len, prompts))
     head: EmbeddingHead = {
         "id": id_prefix + uuid.uuid4().hex,
@@ -296,10 +299,9 @@ async def _input_prompts(serving: Serving, body: EmbeddingRequest) -> list[list[
     """One per input, checked, as all else of the request is. Raises `InvalidRequest`."""
     special, opened = bool(body.add_special_tokens), bool(body.add_generation_prompt)
     token_ids = await body.prompt_of_messages(serving, special=special, add_generation_prompt=opened)
-    inputs: Inputs = (
-        {"input": (prompt_list(body.input), None)} if token_ids is None else {"messages": ([token_ids], None)}
-    )
-    return await prompts_of(serving, body, inputs)
+    if token_ids is not None:
+        return await prompts_of(serving, body, {"messages": ([token_ids], None)})
+    return await prompts_of(serving, body, {"input": (prompt_list(body.input), None)})
 
 
 async def prompts_of(serving: Serving, body: PoolingFields, inputs: Inputs) -> list[list[int]]:
@@ -362,7 +364,9 @@ def shaped(
     def shape(vector: list[float]) -> list[float] | str:
         row = np.array([vector[:dimensions]])
         row = normalized(row) if normalize else row
-        return base64.b64encode(row.astype("<f4").tobytes()).decode() if as_base64 else list(row[0].tolist())
+        numbers: list[float] | str
+        numbers = base64.b64encode(row.astype("<f4").tobytes()).decode() if as_base64 else row[0].tolist()
+        return numbers
 
     return map(shape, vectors)
 
