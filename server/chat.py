@@ -47,12 +47,9 @@ class Answers:
 
     def __init__(self, new_parser: Callable[[], AnswerParser] | None) -> None:
         """Without parsers, all text is content."""
+        self.is_plain = new_parser is None
         self._new_parser = new_parser
         self._parsers: dict[int, AnswerParser] = {}
-
-    @property
-    def is_plain(self) -> bool:
-        return self._new_parser is None
 
     def delta(self, index: int, output: RequestOutput) -> DeltaMessage:
         """What is new with `output`; with its finish reason, the last."""

@@ -62,9 +62,8 @@ _ESCAPED = {character.encode(): b"\\u%04x" % ord(character) for character in "\x
 
 def without_odd_line_breaks(piece: bytes) -> bytes:
     """The same JSON, with those line breaks escaped that only Unicode knows: many clients split streams there too."""
-    if not piece.isascii():
-        for character, escaped in _ESCAPED.items():
-            piece = piece.replace(character, escaped)
+    for character, escaped in _ESCAPED.items():
+        piece = piece.replace(character, escaped)
     return piece
 
 
@@ -137,7 +136,8 @@ class EventStream(Response):
             self.started = True
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         self.num_sent += 1
-        message = {"type": "http.response.body", "body": without_odd_line_breaks(piece), "more_body": more}
+        body = piece if piece.isascii() else without_odd_line_breaks(piece)
+        message = {"type": "http.response.body", "body": body, "more_body": more}
         await (self.send_piece if more else send)(message)
 
     async def _comment(self, send: Send) -> None:

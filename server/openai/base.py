@@ -228,6 +228,7 @@ class OpenAIWriter(Generic[Request]):
         self.begun: set[int] = set()
         """Choices of which something was sent."""
         self._has_begun = False
+        self._plain_end = self._end(None)
         self._begin = b"data: " + msgspec.json.encode({**self.head(is_chunk=True), "choices": []}).removesuffix(b"[]}")
 
     async def respond(self, request: ParsedRequest, interval: int | None = None) -> Response:
@@ -285,7 +286,7 @@ class OpenAIWriter(Generic[Request]):
     def events(self, batch: OutputBatch) -> bytes:
         for index, output in batch:
             self.generation.latest[index] = output
-        end = self._end(usage_of(self.generation) if self._usage_in_all else None)
+        end = self._end(usage_of(self.generation)) if self._usage_in_all else self._plain_end
         pieces: list[bytes] = []
         for index, output in batch:
             for choice in self.chunks(index, output):

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
 from engine.input_processor import RenderedChat
+from engine.messages import TokenLogprobs
 from engine.outputs import CompletionOutput, RequestOutput
 from server.answers.delta import Answer, DeltaMessage, DeltaToolCall, ToolCall
 from server.bodies import BodyRoute, ModelRequest, ParsedRequest, Unsupported
@@ -18,7 +19,7 @@ from server.documented import streamed
 from server.errors import error_statuses
 from server.generation import Generation, naming
 from server.logprobs import ChatLogprobs, chat_logprobs, spelling
-from server.openai.base import AnswerHead, Choice, GenerationRequest, OpenAIWriter, Output, PromptFields, finished
+from server.openai.base import AnswerHead, Choice, GenerationRequest, OpenAIWriter, PromptFields, finished
 from server.openai.messages import Function, FunctionName, Messages, Tool, ToolChoice, template_messages
 from server.sampling import NumLogprobs
 from server.serving import Serving, ServingOf
@@ -243,7 +244,7 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         choice: ChatChoice = {
             "index": output.index,
             "message": message,
-            "logprobs": self._logprobs(output),
+            "logprobs": None if output.logprobs is None else self._logprobs(output.logprobs),
             "finish_reason": None,
         }
         if self.body.return_token_ids:
@@ -257,9 +258,13 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         if index not in self.begun:
             self.begun.add(index)
             choices.append(_chunk(index, {"role": "assistant", "content": self.echoed}))
-        delta = self._delta(index, output)
+        delta: ChatDelta  # empty for text that means nothing yet, such as half a marker
+        if self.answers.is_plain:
+            delta = {"content": output.text} if output.text else {}
+        else:
+            delta = self._written(self.answers.delta(index, output))
         if delta or output.logprobs or (self.body.return_token_ids and output.token_ids):
-            choice = _chunk(index, delta, self._logprobs(output))
+            choice = _chunk(index, delta, None if output.logprobs is None else self._logprobs(output.logprobs))
             if self.body.return_token_ids:
                 choice["token_ids"] = output.token_ids
             choices.append(choice)
@@ -267,12 +272,6 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
             reason = self._reason(self.answers.finish_reason(index, output.finish_reason))
             choices.append(finished(_chunk(index, {}), output, reason))
         return choices
-
-    def _delta(self, index: int, output: RequestOutput) -> ChatDelta:
-        """Empty for text that means nothing yet, such as half a marker."""
-        if self.answers.is_plain:
-            return {"content": output.text} if output.text else {}
-        return self._written(self.answers.delta(index, output))
 
     def _written(self, part: Answer | DeltaMessage) -> ChatDelta:
         """What there is of it, in the words of the request; of functions, there is one call."""
@@ -291,8 +290,8 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
     def _reason(self, reason: str | None) -> str | None:
         return "function_call" if reason == "tool_calls" and self.body.functions else reason
 
-    def _logprobs(self, output: Output) -> ChatLogprobs | None:
-        return None if output.logprobs is None else chat_logprobs(self.spell, self.tokenizer, output.logprobs)
+    def _logprobs(self, tokens: list[TokenLogprobs]) -> ChatLogprobs:
+        return chat_logprobs(self.spell, self.tokenizer, tokens)
 
 
 def _chunk(index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None) -> ChatChunkChoice:
