@@ -23,6 +23,8 @@ from server.sampling import Text, stop_strings
 from server.structured import CLOSED, json_schema
 from server.tools import arguments_in_history, offered, result_text, tool_choice
 
+_ID = "toolu_"
+"""What ids of tool uses begin with."""
 _OF_SERVER_TOOLS = r"^(server_tool_use|mcp_tool_use|container_upload|compaction|.+_tool_result)$"
 """Types of blocks that only Anthropic's own server writes and reads."""
 
@@ -262,7 +264,7 @@ def _turns(
             case "assistant", "tool_use":
                 arguments = arguments_in_history(block.get("input"), f"{place}.input", "messages")
                 function = {"name": block["name"], "arguments": arguments}
-                call = {"id": call_id(block["id"]), "type": "function", "function": function}
+                call = {"id": block["id"].removeprefix(_ID), "type": "function", "function": function}
                 yield {"role": role, "content": "", "tool_calls": [call]}
             case "user", "tool_result":
                 use_id = block["tool_use_id"]
@@ -270,7 +272,7 @@ def _turns(
                     raise InvalidRequest(f"{place}: no tool_use has the id {shown(use_id)}", param="messages")
                 text = result_text(block.get("content"), f"{place}.content", "messages", passed_over)
                 text = f"Error: {text}" if block.get("is_error") else text
-                yield {"role": "tool", "content": text, "tool_call_id": call_id(use_id), "name": names[use_id]}
+                yield {"role": "tool", "content": text, "tool_call_id": use_id.removeprefix(_ID), "name": names[use_id]}
             case _, "thinking" | "redacted_thinking" | "tool_use" | "tool_result" as kind:
                 raise InvalidRequest(f"{place}: messages of role {role} hold no {kind}", param="messages")
             case _, kind:
@@ -279,11 +281,7 @@ def _turns(
 
 def tool_use_id(call_id: str) -> str:
     """As the API has them: the model's own id, whose form its template may insist on, behind `toolu_`."""
-    return "toolu_" + call_id.removeprefix("call_")
-
-
-def call_id(tool_use_id: str) -> str:
-    return tool_use_id.removeprefix("toolu_")
+    return _ID + call_id.removeprefix("call_")
 
 
 def _joined(turns: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:

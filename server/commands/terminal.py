@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
-
 from configs.errors import InvalidRequest, RequestError, UsageError
 from configs.sampling import SamplingParams
 from configs.settings import EngineConfig
@@ -37,12 +35,10 @@ def run(config: EngineConfig, arguments: argparse.Namespace) -> int:
 def params_from_flags(arguments: argparse.Namespace, defaults: dict[str, Any]) -> SamplingParams:
     """Flags over the checkpoint's `defaults`; without --max-tokens an answer may fill the context."""
     given = {name: value for name in SAMPLING if (value := getattr(arguments, name)) is not None}
-    known = {field.name for field in msgspec.structs.fields(SamplingParams)}
-    usable = {name: value for name, value in defaults.items() if name in known}
     if arguments.stop:
         given["stop"] = tuple(arguments.stop)
     try:
-        return SamplingParams(**{"max_tokens": None, **usable, **given})
+        return SamplingParams(**{"max_tokens": None, **defaults, **given})
     except InvalidRequest as error:
         raise UsageError(error.message) from error
 
