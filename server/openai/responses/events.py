@@ -175,9 +175,9 @@ class ResponseWriter:
         self._start()
         described = error_object(error)
         code = "invalid_prompt" if isinstance(error, InvalidRequest) else "server_error"
-        self._end("failed", error={"code": code, "message": described["message"]})
+        self._close("incomplete")
         self._add_event("error", code=described["code"] or code, message=described["message"], param=described["param"])
-        self._add_response_event("failed")
+        self._end("failed", error={"code": code, "message": described["message"]})
 
     def cancel(self) -> None:
         """End what is not over where it is. No event says so: whoever asked knows, or has gone."""
@@ -262,7 +262,6 @@ class ResponseWriter:
             self._end("incomplete", incomplete_details={"reason": incomplete})
         else:
             self._end("completed", completed_at=int(time.time()))
-        self._add_response_event(self.response["status"])
 
     def _end(self, status: str, **fields: Any) -> None:
         self._close("completed" if status == "completed" else "incomplete")
@@ -276,6 +275,7 @@ class ResponseWriter:
             "total_tokens": num_input + num_output,
         }
         self.response.update(status=status, usage=usage, **fields)
+        self._add_response_event(status)
 
 
 def _last_of(logprobs: list[TokenLogprob], text: str) -> list[TokenLogprob]:

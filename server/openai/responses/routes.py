@@ -64,9 +64,10 @@ class StoredResponse(EventWriter):
         return self._writer.encoded() if self._writer else msgspec.json.encode(self.response)
 
     async def run(self, store: "ResponseStore") -> AsyncGenerator[list[bytes], None]:
-        """Write the response; its new events, again and again. `store` has it at the end, a stream from now on.
+        """Write the response, and yield what events each batch of tokens adds.
 
-        An error is the last event. It is raised where there was none before, unless this runs in the background.
+        A stream is in `store` meanwhile, as what runs in the background is, and is finished there at the end. An error
+        is the last event; it is raised where nobody has seen an event yet, or ever will.
         """
         assert self._writer is not None, self.id
         writer, has_begun = self._writer, self.response["background"]
