@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,22 +49,18 @@ class Answers:
     def __init__(self, new_parser: Callable[[], AnswerParser] | None) -> None:
         """Without parsers, all text is content."""
         self.is_plain = new_parser is None
-        self._new_parser = new_parser
-        self._parsers: dict[int, AnswerParser] = {}
+        self._parsers: defaultdict[int, AnswerParser] = defaultdict(new_parser)
 
     def delta(self, index: int, output: RequestOutput) -> DeltaMessage:
         """What is new with `output`; with its finish reason, the last."""
-        if self._new_parser is None:
+        if self.is_plain:
             return DeltaMessage(content=output.text)
-        parser = self._parsers.get(index)
-        if parser is None:
-            parser = self._parsers[index] = self._new_parser()
-        return parser.push(output.text, ended=output.finish_reason is not None, cut=_is_cut(output))
+        return self._parsers[index].push(output.text, ended=output.finish_reason is not None, cut=_is_cut(output))
 
     def whole(self, output: CompletionOutput) -> Answer:
-        if self._new_parser is None:
+        if self.is_plain:
             return Answer(content=output.text)
-        return self._new_parser().parse(output.text, cut=_is_cut(output))
+        return self._parsers[output.index].parse(output.text, cut=_is_cut(output))
 
     def finish_reason(self, index: int, reason: str) -> str:
         """`tool_calls` where the choice ends with calls."""

@@ -1,6 +1,6 @@
 """From request fields to `SamplingParams`: what /v1/completions, /v1/chat/completions and others share."""
 
-from typing import Annotated, Any, ClassVar, NotRequired
+from typing import Annotated, Any, ClassVar, Literal, NotRequired
 
 import msgspec
 from pydantic import BeforeValidator, Field
@@ -25,8 +25,7 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 NumLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Text = Annotated[str, Field(min_length=1)]
-TruncateTo = Annotated[int, Field(ge=-1, json_schema_extra={"not": {"const": 0}})]
-"""-1, or at least 1."""
+TruncateTo = Literal[-1] | Annotated[int, Field(ge=1)]
 BadWords = Annotated[
     tuple[Annotated[str, Field(min_length=1, max_length=MAX_WORD)], ...], Field(max_length=MAX_BAD_WORDS)
 ]
@@ -198,12 +197,9 @@ def beam_length_penalty(body: SamplingFields, stream: bool | None) -> float | No
 
 
 def truncated(token_ids: list[int], limit: int | None, room: int, side: str = "left") -> list[int]:
-    """`limit` token ids, or `room` when `limit` is -1, what is more cut off at the side. Raises `InvalidRequest`."""
+    """`limit` token ids, or `room` when `limit` is -1, what is more cut off at the side."""
     if limit is None:
         return token_ids
-    if limit == 0:
-        message = "truncate_prompt_tokens must be at least 1, or -1 for what the context holds; got 0"
-        raise InvalidRequest(message, param="truncate_prompt_tokens")
     kept = room if limit == -1 else limit
     return token_ids[-kept:] if side == "left" else token_ids[:kept]
 
