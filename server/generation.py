@@ -98,14 +98,17 @@ class Generation:
         self.serving.engine.check_room(len(self.latest), self.num_prompt_tokens * self.n, self._priority)
         self._has_room = True
 
+    @property
+    def longest_interval(self) -> int:
+        """Of `run`, for an answer in one piece. Stop strings are found here, token by token; else the end is enough."""
+        return 1 if self.prompts[0].params.stop else sys.maxsize
+
     async def whole(self) -> list[CompletionOutput]:
         """All choices, finished."""
         if self._beam_length_penalty is not None:
             return await self._beam_search(self._beam_length_penalty)
         outputs = [CompletionOutput(index) for index in range(len(self.latest))]
-        # stop strings are found here, token by token; nothing else needs to be looked at before the end
-        interval = 1 if self.prompts[0].params.stop else sys.maxsize
-        async with aclosing(self.run(interval)) as batches:
+        async with aclosing(self.run(self.longest_interval)) as batches:
             async for batch in batches:
                 for index, output in batch:
                     self.latest[index] = output

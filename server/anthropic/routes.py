@@ -141,7 +141,7 @@ class MessageWriter:
         self._stop: Stop = {"stop_reason": None, "stop_sequence": None}
 
     async def whole(self) -> bytes:
-        async with aclosing(self.generation.run()) as batches:
+        async with aclosing(self.generation.run(self.generation.longest_interval)) as batches:
             async for batch in batches:
                 self._add(batch)
         return msgspec.json.encode(self._message(self.blocks.content))
