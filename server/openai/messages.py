@@ -1,4 +1,7 @@
-"""Messages and tools of chats as OpenAI has them, and as chat templates take them."""
+"""Messages and tools of chats as OpenAI has them, and as chat templates take them.
+
+They are as strict as the body that holds them, and take other keys as it does.
+"""
 
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -86,8 +89,8 @@ class ChatMessage(_Message):
 
 
 def _kind_of_message(given: Any) -> str:
-    role = given.get("role") if isinstance(given, dict) else None
-    return {"assistant": "assistant", "tool": "tool", "function": "tool"}.get(str(role), "other")
+    role = str(given.get("role")) if isinstance(given, dict) else ""
+    return {"assistant": "assistant", "tool": "tool", "function": "tool"}.get(role, "other")
 
 
 Message = Annotated[

@@ -31,7 +31,8 @@ QUICK, LONG = 16, 400
 """Requests of each kind for each operation."""
 
 BEYOND_A_SCHEMA = re.compile(
-    r"needs |not JSON|must be used with|contradict|exclude|mixes |is empty|empty list|may hold one|knows no |names no "
+    r"needs? |not JSON|must be used with|at least (n,|1; got 0)|contradict|exclude|mixes |is empty|empty list"
+    r"|may hold one|knows no |names no "
     r"|may hold \d+|context length|at most max_tokens|does not exist|is stored|give text_1|has the id"
     r"|holds one text|a request may have|dimensions must be|is not supported by this|must be (sizes|auto|json)"
     r"|vocabulary|token ids between|maximum context length|no function call before|(messages|input)\[\d+\]"
