@@ -246,9 +246,13 @@ class OpenAIWriter(Generic[Request]):
             content = await asyncio.to_thread(self.whole, outputs)
         return Response(content, media_type="application/json")
 
-    @abstractmethod
     def choices(self, outputs: list[CompletionOutput]) -> list[Any]:
         """The choices of a finished answer."""
+        return [self.choice(output.index, output) for output in outputs]
+
+    @abstractmethod
+    def choice(self, index: int, output: CompletionOutput) -> Any:
+        """One that is finished."""
 
     @abstractmethod
     def chunks(self, index: int, output: RequestOutput) -> list[Any]:

@@ -229,10 +229,7 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         self.with_reasoning = body.include_reasoning is not False
         self.echoed = echoed
 
-    def choices(self, outputs: list[CompletionOutput]) -> list[ChatChoice]:
-        return [self._choice(output) for output in outputs]
-
-    def _choice(self, output: CompletionOutput) -> ChatChoice:
+    def choice(self, index: int, output: CompletionOutput) -> ChatChoice:
         answer = self.answers.whole(output)
         content = self.echoed + answer.content
         message: AssistantAnswer = {
@@ -242,7 +239,7 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
             "refusal": None,
         }
         choice: ChatChoice = {
-            "index": output.index,
+            "index": index,
             "message": message,
             "logprobs": None if output.logprobs is None else self._logprobs(output.logprobs),
             "finish_reason": None,

@@ -181,7 +181,10 @@ class CompletionWriter(OpenAIWriter[CompletionRequest]):
         if kept < generated:
             groups = [outputs[start : start + generated] for start in range(0, len(outputs), generated)]
             outputs = [best for group in groups for best in sorted(group, key=_mean_logprob, reverse=True)[:kept]]
-        return [finished(self._choice(*one), one[1], one[1].finish_reason) for one in enumerate(outputs)]
+        return [self.choice(index, output) for index, output in enumerate(outputs)]
+
+    def choice(self, index: int, output: CompletionOutput) -> CompletionChoice:
+        return finished(self._choice(index, output), output, output.finish_reason)
 
     def chunks(self, index: int, output: RequestOutput) -> list[CompletionChoice]:
         """Text and reason travel apart, as from OpenAI: the finish chunk is empty."""
@@ -323,13 +326,10 @@ class TokenWriter(OpenAIWriter[TokenGenerationRequest]):
         head = {"request_id": generation.id, "output_mode": self.body.output_mode or "tokens"}
         return head if is_chunk else {**head, "model": generation.serving.model.id, "created": generation.created}
 
-    def choices(self, outputs: list[CompletionOutput]) -> list[TokenChoice]:
-        return [self._choice(output.index, output) for output in outputs]
-
     def chunks(self, index: int, output: RequestOutput) -> list[TokenChoice]:
-        return [self._choice(index, output)]
+        return [self.choice(index, output)]
 
-    def _choice(self, index: int, output: Output) -> TokenChoice:
+    def choice(self, index: int, output: Output) -> TokenChoice:
         choice: TokenChoice = {
             "index": index,
             "token_ids": output.token_ids,
