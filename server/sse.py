@@ -30,7 +30,7 @@ async def until_disconnect(receive: Receive, work: Coroutine[Any, Any, Result]) 
     try:
         return await working
     except asyncio.CancelledError:
-        if watching.done():
+        if watching.done() and not watching.cancelled():  # as all tasks are at the server's end
             raise ClientGone("the client closed the connection") from None
         raise
     finally:
