@@ -32,10 +32,10 @@ QUICK, LONG = 16, 400
 
 BEYOND_A_SCHEMA = re.compile(
     r"needs? |not JSON|must be used with|at least (n,|1; got 0)|contradict|exclude|mixes |is empty|empty list"
-    r"|may hold one|knows no |names no "
+    r"|may hold one|knows no |names no |no meaning in"
     r"|may hold \d+|context length|at most max_tokens|does not exist|is stored|give text_1|has the id"
     r"|holds one text|a request may have|dimensions must be|is not supported by this|must be (sizes|auto|json)"
-    r"|no meaning in|vocabulary|token ids between|maximum context length|no function call before|(messages|input)\[\d+\]"
+    r"|vocabulary|token ids between|maximum context length|no function call before|(messages|input)\[\d+\]"
 )
 """What the document does not say: fields that depend on each other, on the model, on what is stored; parts of items."""
 
