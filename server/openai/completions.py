@@ -345,12 +345,12 @@ class TokenWriter(OpenAIWriter[TokenGenerationRequest]):
         if self.body.output_mode == "text":
             return chat_logprobs(spelling(self.tokenizer, False), self.tokenizer, positions)
         num_ranked = self.body.sampling_params.logprobs or 0
-
-        def ranked(token_id: int, logprob: float, rank: int | None) -> RankedToken:
-            return {"token_id": token_id, "logprob": max(LOWEST, logprob), "rank": rank}
-
-        def sampled(one: TokenLogprobs) -> SampledToken:
-            top = [ranked(*pair, rank if rank <= num_ranked else None) for rank, pair in enumerate(one.top, start=1)]
-            return {**ranked(one.token_id, one.logprob, one.rank), "top_logprobs": top}
-
-        return {"content": [sampled(one) for one in positions]}
+        content: list[SampledToken] = []
+        for one in positions:
+            top: list[RankedToken] = [
+                {"token_id": token_id, "logprob": max(LOWEST, logprob), "rank": rank if rank <= num_ranked else None}
+                for rank, (token_id, logprob) in enumerate(one.top, start=1)
+            ]
+            logprob = max(LOWEST, one.logprob)
+            content.append({"token_id": one.token_id, "logprob": logprob, "rank": one.rank, "top_logprobs": top})
+        return {"content": content}
