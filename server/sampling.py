@@ -189,7 +189,7 @@ def beam_length_penalty(body: SamplingFields, stream: bool | None) -> float | No
         raise InvalidRequest(f"beam search has at most {MAX_BEAMS} beams; got n = {body.n}", param="n")
     if body.max_tokens == 0:
         raise InvalidRequest("beam search needs max_tokens of at least 1", param="max_tokens")
-    for name in _NOT_IN_BEAM_SEARCH & body.model_fields_set:
+    for name in sorted(_NOT_IN_BEAM_SEARCH & body.model_fields_set):
         value = getattr(body, name)
         if value and value != getattr(_DEFAULTS, name, None):
             raise InvalidRequest(f"{name} has no meaning in beam search", param=name)

@@ -208,7 +208,7 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
         message = "add_generation_prompt and continue_final_message exclude each other"
         raise InvalidRequest(message, param="continue_final_message")
     extra = body.chat_template_kwargs or {}
-    for name in extra.keys() & _RESERVED_TEMPLATE_KWARGS:
+    for name in sorted(extra.keys() & _RESERVED_TEMPLATE_KWARGS):
         raise InvalidRequest(f"chat_template_kwargs may not hold {name}", param="chat_template_kwargs")
     if body.reasoning_effort is not None:
         extra = {"enable_thinking": body.reasoning_effort != "none", "reasoning_effort": body.reasoning_effort, **extra}
