@@ -5,7 +5,7 @@ Types of answers have the names that Anthropic's Python package has for them.
 
 from collections.abc import Iterator
 from contextlib import aclosing
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import APIRouter
@@ -27,7 +27,7 @@ from server.anthropic.requests import (
 from server.bodies import BodyRoute, ParsedRequest
 from server.chat import Answers, render, start_chat
 from server.documented import streamed
-from server.errors import anthropic_error, error_statuses
+from server.errors import ErrorResponse, anthropic_error, error_statuses
 from server.generation import Generation
 from server.serving import ServingOf
 from server.sse import EventStream, named_event, until_disconnect
@@ -70,37 +70,73 @@ class Message(Stop):
     usage: MessageUsage
 
 
-class Delta(TypedDict):
-    """More of a block: of its text, its thinking, or the JSON text of its input."""
-
-    type: Literal["text_delta", "thinking_delta", "input_json_delta"]
-    text: NotRequired[str]
-    thinking: NotRequired[str]
-    partial_json: NotRequired[str]
+class TextDelta(TypedDict):
+    type: Literal["text_delta"]
+    text: str
 
 
-class Event(TypedDict):
-    type: Literal[
-        "message_start",
-        "content_block_start",
-        "content_block_delta",
-        "content_block_stop",
-        "message_delta",
-        "message_stop",
-    ]
-    message: NotRequired[Message]
-    """With message_start: the answer before its first block."""
-    index: NotRequired[int]
-    """Of the block that begins, goes on or ends."""
-    content_block: NotRequired[ContentBlock]
-    """With content_block_start: the block before its text."""
-    delta: NotRequired[Delta | Stop]
-    """With content_block_delta, and with message_delta."""
-    usage: NotRequired[MessageUsage]
-    """With message_delta: so far, which is all."""
+class ThinkingDelta(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
 
 
-@router.post("/v1/messages", response_model=Message, responses=streamed(Event))
+class InputJSONDelta(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class MessageStartEvent(TypedDict):
+    type: Literal["message_start"]
+    message: Message
+    """The answer before its first block."""
+
+
+class ContentBlockStartEvent(TypedDict):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: ContentBlock
+    """The block before its text."""
+
+
+class ContentBlockDeltaEvent(TypedDict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: Annotated[TextDelta | ThinkingDelta | InputJSONDelta, Field(discriminator="type")]
+
+
+class ContentBlockStopEvent(TypedDict):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+class MessageDeltaEvent(TypedDict):
+    type: Literal["message_delta"]
+    delta: Stop
+    usage: MessageUsage
+
+
+class BareEvent(TypedDict):
+    """Says all by its type."""
+
+    type: Literal["message_stop", "ping"]
+
+
+class MessageErrorEvent(ErrorResponse):
+    type: Literal["error"]
+
+
+Event = (
+    MessageStartEvent
+    | ContentBlockStartEvent
+    | ContentBlockDeltaEvent
+    | ContentBlockStopEvent
+    | MessageDeltaEvent
+    | BareEvent
+    | MessageErrorEvent
+)
+
+
+@router.post("/v1/messages", response_model=Message, responses=streamed(Annotated[Event, Field(discriminator="type")]))
 async def create_message(body: MessagesRequest, request: ParsedRequest, serving: ServingOf) -> Response:
     """Answer a chat, in Anthropic's form."""
     generation, answers = await request.prepare(lambda: start_chat(serving, chat_of(body, serving.config), "msg_"))

@@ -143,6 +143,23 @@ def test_refused_fields_are_described_with_what_they_may_hold() -> None:
     assert properties["temperature"]["anyOf"][0] == {"type": "number", "minimum": 0}
 
 
+@pytest.mark.parametrize(
+    ("event", "is_valid"),
+    [
+        ({"type": "ping"}, True),
+        ({"type": "message_start"}, False),
+        ({"type": "content_block_stop", "index": 0}, True),
+        ({"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "a"}}, True),
+        ({"type": "content_block_delta", "index": 0, "delta": {"type": "thinking_delta", "text": "a"}}, False),
+    ],
+)
+def test_events_of_messages_are_described_by_type(event: dict[str, Any], is_valid: bool) -> None:
+    described = DOCUMENT["paths"]["/v1/messages"]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+    schema = described["properties"]["data"]["anyOf"][0]["contentSchema"]
+    validator = jsonschema_rs.Draft202012Validator({**schema, "components": DOCUMENT["components"]})
+    assert validator.is_valid(event) is is_valid
+
+
 def test_what_needs_a_key_says_so() -> None:
     document = create_app(FakeEngine(), ServerConfig(api_key=("k",)), MODEL).openapi()
     assert document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
