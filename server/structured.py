@@ -14,8 +14,8 @@ from configs.sampling import StructuredOutput
 
 JsonSchema = dict[str, Any] | bool
 
-STRICT = with_config(ConfigDict(strict=True, extra="allow"))
-"""Decorates structures within bodies: as strict as these, with other keys as they are."""
+OPEN = with_config(ConfigDict(strict=True, extra="allow"))
+"""Decorates structures within closed ones, and answers: they may have other keys, as bodies and all within those may."""
 CLOSED = with_config(ConfigDict(strict=True, extra="forbid"))
 """Decorates structures that have no other keys."""
 
@@ -35,22 +35,19 @@ class StructuredOutputs(TypedDict):
     """xgrammar's: parts of the text begin with a trigger and belong to a language of their own."""
 
 
-@STRICT
+@OPEN
 class PlainFormat(TypedDict):
     type: Literal["text", "json_object"]
 
 
-@STRICT
 class StructuralTagFormat(TypedDict):
     type: Literal["structural_tag"]
 
 
-@STRICT
 class NamedSchema(TypedDict):
     schema: JsonSchema
 
 
-@STRICT
 class JsonSchemaFormat(TypedDict):
     """With the schema in `json_schema`, or beside the type, as OpenAI's Responses API has it."""
 

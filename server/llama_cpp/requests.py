@@ -12,13 +12,12 @@ from server.bodies import ModelRequest, Unsupported
 from server.generation import Generation, GenerationOptions, Prompt, naming
 from server.sampling import CommonSampling, LlamaSampling, NumLogprobs, TokenId, fitted, sampling_params
 from server.serving import Serving
-from server.structured import STRICT, JsonSchema, json_schema
+from server.structured import JsonSchema, json_schema
 
 Piece = str | TokenId
 Pieces = list[Piece]
 
 
-@STRICT
 class PromptObject(TypedDict):
     prompt_string: str
     multimodal_data: NotRequired[Annotated[list[Any], Field(max_length=0)] | None]
@@ -78,7 +77,6 @@ class NativeCompletionRequest(NativeRequest):
     prompt: NativePrompt
 
 
-@STRICT
 class InfillContext(TypedDict):
     text: str
     filename: NotRequired[str]

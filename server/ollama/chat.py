@@ -27,7 +27,7 @@ from server.sampling import AlsoFloat, Integer, LlamaSampling, NumLogprobs, Text
 from server.serving import Serving, ServingOf
 from server.shortening import encode_shortened, start_shortened, without_beginning, without_oldest
 from server.sse import EventStream, until_disconnect
-from server.structured import STRICT, json_schema
+from server.structured import json_schema
 from server.tools import offered, tool_input
 
 router = APIRouter(route_class=BodyRoute, tags=["Ollama"], responses=error_statuses(form=OllamaError))
@@ -108,7 +108,6 @@ class OllamaRequest(OllamaBody):
         return [*dict.fromkeys(super().ignored_fields + of_options)]
 
 
-@STRICT
 class OllamaMessage(TypedDict):
     role: Text
     """system, user, assistant or tool."""

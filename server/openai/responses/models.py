@@ -10,7 +10,7 @@ from server.bodies import Hint, ModelRequest, Unsupported, invalid_request
 from server.openai.base import Priority, Timeout
 from server.openai.messages import RefusalPart, ToolChoice, type_of
 from server.sampling import NumLogprobs, SamplingFields
-from server.structured import CLOSED, STRICT, PlainFormat
+from server.structured import CLOSED, OPEN, PlainFormat
 
 Status = Literal["in_progress", "completed", "incomplete"]
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco"}
@@ -182,7 +182,7 @@ class NamespaceTool(TypedDict):
 Tool = Annotated[_Function | _Other | Annotated[NamespaceTool, Tag("namespace")], Discriminator(_kind_of_tool)]
 
 
-@STRICT
+@OPEN
 class SchemaFormat(TypedDict):
     type: Literal["json_schema"]
     name: str
@@ -323,7 +323,7 @@ class IncompleteDetails(TypedDict):
     reason: Literal["max_output_tokens", "timeout"]
 
 
-@STRICT
+@OPEN
 class ResponseObject(TypedDict):
     """A response as it is at the moment. What the request left out shows the value that was used."""
 

@@ -26,7 +26,7 @@ from server.openai.responses.models import Item, ResponseObject, ResponsesReques
 from server.serving import ServingOf
 from server.shortening import start_shortened, without_oldest
 from server.sse import EventStream, EventWriter, until_disconnect
-from server.structured import STRICT
+from server.structured import OPEN
 
 router = APIRouter(route_class=BodyRoute, tags=["OpenAI"], responses=error_statuses())
 _EVENTS = streamed(StreamEvent)
@@ -189,7 +189,7 @@ class DeletedResponse(TypedDict):
     deleted: bool
 
 
-@STRICT
+@OPEN
 class ItemList(TypedDict):
     object: Literal["list"]
     data: list[Item]
