@@ -15,7 +15,7 @@ from configs.sampling import StructuredOutput
 JsonSchema = dict[str, Any] | bool
 
 OPEN = with_config(ConfigDict(strict=True, extra="allow"))
-"""Decorates structures within closed ones, and answers: they may have other keys, as bodies and all within those may."""
+"""Decorates structures within closed ones, and answers: they may have other keys, as bodies and what these hold may."""
 CLOSED = with_config(ConfigDict(strict=True, extra="forbid"))
 """Decorates structures that have no other keys."""
 
