@@ -52,7 +52,7 @@ class Answers:
         self._parsers: defaultdict[int, AnswerParser] = defaultdict(new_parser)
 
     def delta(self, index: int, output: RequestOutput) -> DeltaMessage:
-        """What is new with `output`; with its finish reason, the last."""
+        """What is new in a choice with `output`."""
         if self.is_plain:
             return DeltaMessage(content=output.text)
         return self._parsers[index].push(output.text, ended=output.finish_reason is not None, cut=_is_cut(output))
@@ -63,7 +63,7 @@ class Answers:
         return self._parsers[output.index].parse(output.text, cut=_is_cut(output))
 
     def finish_reason(self, index: int, reason: str) -> str:
-        """`tool_calls` where the choice ends with calls."""
+        """The reason why a streamed choice ended: `tool_calls` where it ended with calls."""
         parser = self._parsers.get(index)
         return "tool_calls" if reason == "stop" and parser is not None and parser.num_calls else reason
 
@@ -78,10 +78,14 @@ _SYSTEM_ROLES = ("system", "developer")
 
 
 async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Generation, Answers]:
-    """Raises `InvalidRequest` for what the template, the grammar or the context refuse."""
+    """The generation, which does not run yet, and what its text means.
+
+    Raises `InvalidRequest` for what the template, the grammar or the context refuse.
+    """
     if len(chat.tools) > MAX_TOOLS:
         raise InvalidRequest(f"a request may have {MAX_TOOLS} tools; got {len(chat.tools)}", param="tools")
-    chat = dataclasses.replace(chat, field_names={"structured": "tools", **chat.field_names})
+    if chat.sampling.get("structured") is None:  # the grammar, if there is one, is that of the tools
+        chat = dataclasses.replace(chat, field_names={**chat.field_names, "structured": "tools"})
     with naming(chat.field_names):
         rendered = await render(serving, chat, must_fit=chat.truncate_prompt_tokens is None)
         reading = _Reading(serving, chat, rendered.text)
@@ -110,7 +114,7 @@ async def _prompt(serving: Serving, chat: Chat, sampling: dict[str, Any], render
 
 
 async def render(serving: Serving, chat: Chat, *, must_fit: bool = False) -> RenderedChat:
-    """The prompt. Raises `InvalidRequest` in the template's own words where it refuses; see `AsyncInputs.encode`."""
+    """The chat's prompt. Raises `InvalidRequest` in the template's words where it refuses; see `AsyncInputs.encode`."""
     style = _style_of(serving, chat)
     given = {"tools": chat.tools if style.knows_tools else None, "chat_template": chat.chat_template}
     kwargs = {name: value for name, value in given.items() if value} | chat.template_kwargs
@@ -125,7 +129,7 @@ async def render(serving: Serving, chat: Chat, *, must_fit: bool = False) -> Ren
 
 
 def _with_one_system_message(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The texts of all system messages in a single one, before the others."""
+    """The messages with all system messages joined to one, before the others."""
     system = [message for message in messages if message["role"] in _SYSTEM_ROLES]
     content = "\n\n".join(message["content"] for message in system if message["content"])
     others = [message for message in messages if message["role"] not in _SYSTEM_ROLES]

@@ -7,6 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
+from configs.errors import InvalidRequest
 from configs.settings import ServerConfig
 from server.app import create_app
 from tests.server.fake_engine import FakeEngine
@@ -16,6 +17,9 @@ IGNORED = "x-octavo-ignored-fields"
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 FLAT = {"type": "function", "name": "get_weather", "parameters": PARAMETERS}
 NESTED = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
+STRICT = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS, "strict": True}}
+MINE = {"name": "get_weather", "input_schema": PARAMETERS, "strict": True}
+HELLO = [{"role": "user", "content": "hi"}]
 SPACE = {"type": "namespace", "name": "team", "description": "Others", "tools": [{**FLAT, "name": "spawn"}, FLAT]}
 OF_OPENAI: list[dict[str, Any]] = [
     {"type": "web_search"},
@@ -359,3 +363,22 @@ async def test_functions_under_their_older_name(client: httpx.AsyncClient, engin
     structured = engine.requests[-1][2].structured
     assert structured is not None
     assert "get_weather" in structured.source
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "tools": [STRICT], "response_format": {"type": "text"}}),
+        ("/v1/responses", {"input": "hi", "tools": [{**FLAT, "strict": True}], "text": {"format": {"type": "text"}}}),
+        ("/v1/messages", {"messages": HELLO, "max_tokens": 9, "tools": [MINE]}),
+        ("/api/chat", {"messages": HELLO, "tools": [STRICT]}),
+    ],
+)
+async def test_a_grammar_of_tools_alone_is_refused_by_their_name(
+    client: httpx.AsyncClient, engine: FakeEngine, path: str, fields: dict[str, Any]
+) -> None:
+    engine.fail_after = (0, InvalidRequest("no such keyword", param="structured"))
+    response = await client.post(path, json={"model": "fake", **fields})
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error == "tools: no such keyword" if path == "/api/chat" else error["param"] == "tools"
