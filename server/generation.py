@@ -82,7 +82,7 @@ class Generation:
         self._beam_length_penalty = options.beam_length_penalty
 
     def run(self, interval: int | None = None) -> AsyncGenerator[OutputBatch, None]:
-        """What comes, as it comes or, behind the first tokens, every `interval` tokens of a choice (default: the
+        """The outputs as they come: the first tokens at once, then every `interval` tokens of a choice (default: the
         server's). Raises what the engine raises."""
         outputs = self.serving.engine.generate_many(
             [(prompt.token_ids, prompt.params.for_choice(j)) for prompt in self.prompts for j in range(self.n)],
@@ -100,11 +100,11 @@ class Generation:
 
     @property
     def longest_interval(self) -> int:
-        """Of `run`, for an answer in one piece. Stop strings are found here, token by token; else the end is enough."""
+        """The interval for whole answers. Stop strings are found here, token by token; else the end is enough."""
         return 1 if self.prompts[0].params.stop else sys.maxsize
 
     async def whole(self) -> list[CompletionOutput]:
-        """All choices, finished."""
+        """Run to the end, and return all choices. Raises what the engine raises."""
         if self._beam_length_penalty is not None:
             return await self._beam_search(self._beam_length_penalty)
         outputs = [CompletionOutput(index) for index in range(len(self.latest))]
@@ -137,7 +137,7 @@ class Generation:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Each prompt counts once, whatever `n` is."""
+        """Tokens of all prompts, each of which counts once, whatever `n` is."""
         return sum(len(prompt.token_ids) for prompt in self.prompts)
 
     @property
@@ -146,11 +146,11 @@ class Generation:
 
     @property
     def num_cached_tokens(self) -> int:
-        """Of a prompt with several choices the first one tells what was cached."""
+        """Tokens of prompts that were cached. Of a prompt with several choices the first one tells what was cached."""
         return sum(output.num_cached_tokens for output in self.latest[:: self.n] if output)
 
     async def _naming_fields(self, outputs: AsyncGenerator[OutputBatch, None]) -> AsyncGenerator[OutputBatch, None]:
-        """A grammar is refused when it has been compiled, by the core."""
+        """The same outputs, with errors that name fields: the core refuses a grammar when it has compiled it."""
         async with aclosing(outputs):
             with naming(self._field_names):
                 async for batch in outputs:

@@ -112,14 +112,14 @@ class CompletionTokens:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     def _begin(self, token_id: int) -> int:
-        """Characters that were complete before the token."""
+        """Characters that were complete before the token, which is the next."""
         begin = self._offset
         self._offset += len(self._decoder.decode(self._bytes_of(token_id)))
         return begin
 
 
 def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:
-    """By token id, for each token of the prompt; null for the first."""
+    """The log-probabilities of a prompt, with `count` likeliest tokens at each place."""
     spell = spelling(tokenizer, False)
     result: PromptLogprobs = [None]
     for position in positions:

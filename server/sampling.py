@@ -133,7 +133,7 @@ class LlamaSampling(CommonSampling):
     """Penalties look at all tokens, which is -1, or at none, which is 0; others are served as -1, and named."""
 
     def given_sampling(self, config: ServerConfig, place: str = "") -> dict[str, Any]:
-        """Fields of `SamplingParams`. Raises `InvalidRequest` with the field's name behind its `place`."""
+        """The given fields of `SamplingParams`. Raises `InvalidRequest` with the field's name behind its `place`."""
         given = {
             **{name: getattr(self, name) for name in CommonSampling.model_fields},
             "stop": stop_strings(self.stop, config, f"{place}stop"),
@@ -165,7 +165,7 @@ _DEFAULTS = SamplingParams()
 
 
 def given_fields(fields: SamplingFields, config: ServerConfig) -> dict[str, Any]:
-    """Those that mean the same in `SamplingParams`. Raises `InvalidRequest`."""
+    """The given fields that mean the same in `SamplingParams`. Raises `InvalidRequest`."""
     given = {name: value for name in _SAME_NAME if (value := getattr(fields, name)) is not None}
     if fields.repetition_detection is not None:
         given["repetition_detection"] = RepetitionDetectionParams(**fields.repetition_detection)
@@ -173,12 +173,12 @@ def given_fields(fields: SamplingFields, config: ServerConfig) -> dict[str, Any]
 
 
 def sampling_params(given: dict[str, Any], defaults: dict[str, Any]) -> SamplingParams:
-    """What the request gives, over the checkpoint's `defaults`, over OpenAI's. Raises `InvalidRequest`."""
+    """What the request gives, else the checkpoint's `defaults`, else OpenAI's. Raises `InvalidRequest`."""
     return SamplingParams(**{**defaults, **given})
 
 
 def beam_length_penalty(body: SamplingFields, stream: bool | None) -> float | None:
-    """None without beam search. Raises `InvalidRequest` for fields that would mean nothing in it."""
+    """The length penalty; None without beam search. Raises `InvalidRequest` for fields that mean nothing in it."""
     if not body.use_beam_search:
         if body.length_penalty not in (None, 1):
             raise InvalidRequest("length_penalty needs use_beam_search", param="length_penalty")
@@ -197,7 +197,7 @@ def beam_length_penalty(body: SamplingFields, stream: bool | None) -> float | No
 
 
 def truncated(token_ids: list[int], limit: int | None, room: int, side: str = "left") -> list[int]:
-    """`limit` token ids, or `room` when `limit` is -1, what is more cut off at the side."""
+    """At most `limit` token ids, `room` where it is -1; what is more is cut off at the side. None cuts nothing."""
     if limit is None:
         return token_ids
     kept = room if limit == -1 else limit
@@ -205,14 +205,14 @@ def truncated(token_ids: list[int], limit: int | None, room: int, side: str = "l
 
 
 def fitted(params: SamplingParams, room: int) -> SamplingParams:
-    """max_tokens is at most `room`; without any room it stays, for an error that tells the sizes."""
+    """Parameters with a max_tokens of at most `room`; without any room it stays, for an error that tells the sizes."""
     if params.max_tokens is None or params.max_tokens <= room or room < 1:
         return params
     return msgspec.structs.replace(params, max_tokens=room, min_tokens=min(params.min_tokens, room))
 
 
 def stop_strings(given: str | tuple[str, ...] | None, config: ServerConfig, field: str = "stop") -> tuple[str, ...]:
-    """One, several or none. Raises `InvalidRequest` naming `field` for too many stop strings, or too long ones."""
+    """One, several or no stop strings. Raises `InvalidRequest` naming `field` for too many, or too long ones."""
     stop = (given,) if isinstance(given, str) else given or ()
     if len(stop) > config.max_stop_strings:
         message = f"{field} may hold {config.max_stop_strings} strings; got {len(stop)}"

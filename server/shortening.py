@@ -19,7 +19,7 @@ Shorten = Callable[[Chat, Serving], Awaitable[Chat | None]]
 async def start_shortened(
     serving: Serving, chat: Chat, id_prefix: str, shorten: Shorten | None
 ) -> tuple[Generation, Answers, dict[str, str]]:
-    """As `start_chat`. What `shorten` leaves is started where the chat is longer than the context; headers say so."""
+    """What `start_chat` starts: where the chat is longer than the context, what `shorten` leaves; headers say so."""
     try:
         return *await start_chat(serving, chat, id_prefix), {}
     except ContextLengthExceeded:
@@ -91,8 +91,8 @@ async def without_beginning(chat: Chat, serving: Serving) -> Chat:
 
 
 async def encode_shortened(serving: Serving, text: str) -> tuple[list[int], dict[str, str]]:
-    """Token ids of a text. Where the context does not hold it, of its end, which leaves room for an answer, behind the
-    token that begins all texts; headers say so."""
+    """Token ids of a text. Of one that the context does not hold, those of its end, which leaves room for an answer,
+    behind the token that begins all texts; headers say so."""
     token_ids = await encode_part(serving, text, context_size(serving))
     if len(token_ids) < context_size(serving):
         return token_ids, {}
@@ -103,8 +103,8 @@ async def encode_shortened(serving: Serving, text: str) -> tuple[list[int], dict
 async def encode_part(
     serving: Serving, text: str, num_tokens: int, side: str = "left", *, add_special_tokens: bool = True
 ) -> list[int]:
-    """Token ids of a text of which the caller keeps so many, and cuts off the others at this side: of a long text, all
-    that are kept and mostly few others."""
+    """Token ids of a text, of which the caller keeps `num_tokens` and cuts off the others at this side. A long text is
+    not encoded as a whole: the answer has all that are kept, and mostly few others."""
     size = max(num_tokens, _MARGIN) * _CHARACTERS
     while size < len(text):
         part = text[:size] if side == "right" else text[-size:]

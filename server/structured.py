@@ -11,6 +11,7 @@ from typing_extensions import TypedDict
 
 from configs.errors import InvalidRequest
 from configs.sampling import StructuredOutput
+from server.bodies import RequestBody
 
 JsonSchema = dict[str, Any] | bool
 
@@ -60,7 +61,7 @@ ResponseFormat = Annotated[PlainFormat | StructuralTagFormat | JsonSchemaFormat,
 
 
 def response_format(value: ResponseFormat) -> StructuredOutput | None:
-    """Raises `InvalidRequest` for a format without its schema."""
+    """The language of a format; None for any text. Raises `InvalidRequest` for a format without its schema."""
     if value["type"] == "text":
         return None
     if value["type"] == "json_object":
@@ -87,7 +88,7 @@ _KINDS = {"json": "json_schema", **{name: name for name in ("regex", "choice", "
 
 
 def structured_outputs(value: StructuredOutputs) -> StructuredOutput | None:
-    """Raises `InvalidRequest` for more than one."""
+    """The language that the constraint describes. Raises `InvalidRequest` for more than one."""
     given = [_of_kind(_KINDS[name], one) for name, one in value.items() if name in _KINDS and one is not None]
     if value.get("json_object"):
         given.append(StructuredOutput("json_object"))
@@ -103,8 +104,8 @@ _FIELDS: dict[str, Callable[[Any], StructuredOutput | None]] = {
 }
 
 
-def structured_output(body: object) -> StructuredOutput | None:
-    """Of the fields above, one. Raises `InvalidRequest` naming the field."""
+def structured_output(body: RequestBody) -> StructuredOutput | None:
+    """The language that one of these fields gives. Raises `InvalidRequest` naming one of two that contradict."""
     found = [
         (field, converted)
         for field, convert in _FIELDS.items()
@@ -116,8 +117,8 @@ def structured_output(body: object) -> StructuredOutput | None:
     return found[0][1] if found else None
 
 
-def structured_field(body: object) -> str | None:
-    """The field that says it."""
+def structured_field(body: RequestBody) -> str | None:
+    """The field that gives the language."""
     return next((field for field in _FIELDS if getattr(body, field) is not None), None)
 
 

@@ -80,15 +80,16 @@ async def tokenize(body: TokenizeRequest, request: ParsedRequest, serving: Servi
 
 async def _tokenize(serving: Serving, body: TokenizeRequest) -> TokenizeResponse:
     tokenizer = serving.engine.tokenizer
+    as_llama_cpp = body.content is not None
+    unfit, needed = ("return_token_strs", "prompt or messages") if as_llama_cpp else ("with_pieces", "content")
+    if getattr(body, unfit):
+        raise InvalidRequest(f"{unfit} needs {needed}", param=unfit)
     special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
     token_ids = await body.prompt_of_messages(serving, special=bool(special))
     if token_ids is None:
-        special = body.content is None if special is None else special
+        special = not as_llama_cpp if special is None else special
         token_ids = await serving.engine.encode(body.prompt or body.content or "", add_special_tokens=special)
-    odd, needed = ("with_pieces", "content") if body.content is None else ("return_token_strs", "prompt or messages")
-    if getattr(body, odd):
-        raise InvalidRequest(f"{odd} needs {needed}", param=odd)
-    if body.content is None:
+    if not as_llama_cpp:
         spellings = [tokenizer.token(one) for one in token_ids] if body.return_token_strs else None
         max_model_len = serving.engine.info.max_model_len
         return {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": spellings}

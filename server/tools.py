@@ -1,7 +1,7 @@
 """Tools as all chat protocols have them: which are offered, what calls were given, and what they gave."""
 
 import json
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -24,9 +24,9 @@ Tools = list[dict[str, Any]]
 
 
 def offered(
-    given: list[dict[str, Any]] | None,
+    given: Sequence[Mapping[str, Any]] | None,
     passed_over: list[str],
-    convert: Callable[[dict[str, Any], str], dict[str, Any]] = lambda tool, place: tool,
+    convert: Callable[[Any, str], dict[str, Any]] = lambda tool, place: tool,
     *,
     types: Sequence[str | None] = ("function",),
     where: str = "tools",
@@ -50,7 +50,7 @@ CallMode = Literal["auto", "required", "one"]
 """Whether calls are left to the model; one is a single call of whatever tool there is."""
 
 
-def tool_choice(given: str | dict[str, Any] | None, tools: Tools) -> tuple[CallMode, Tools]:
+def tool_choice(given: str | Mapping[str, Any] | None, tools: Tools) -> tuple[CallMode, Tools]:
     """OpenAI's tool_choice, and the tools that it leaves.
 
     Raises `InvalidRequest`, also where it names a tool that is passed over.
@@ -87,7 +87,7 @@ def _chosen(given: dict[str, Any], names: Container[str]) -> str:
 
 
 def flat_name(namespace: str | None, name: str) -> str:
-    """The function's name where there are no namespaces."""
+    """The name of a function of a namespace for templates, which know no namespaces."""
     return f"{namespace}__{name}" if namespace else name
 
 

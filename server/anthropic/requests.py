@@ -6,7 +6,7 @@ other with one role are one turn, as the API has it.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from typing import Annotated, Any, Literal, NotRequired
 
@@ -197,38 +197,37 @@ class MessagesRequest(CountTokensRequest):
 
 
 def chat_of(body: CountTokensRequest, config: ServerConfig) -> Chat:
-    """Raises `InvalidRequest` naming the field."""
+    """The chat that the request asks for. Raises `InvalidRequest` naming the field."""
     passed_over: list[str] = []
     messages = conversation(body, passed_over)
-    given: Any = body.tools
-    tools = offered(given, passed_over, _function, types=(None, "custom"))
+    tools = offered(body.tools, passed_over, _function, types=(None, "custom"))
     choice, tools = tool_choice(_openai_choice(body.tool_choice), tools)
-    thinking: Any = body.thinking or {}
-    output: Any = body.output_config or {}
-    if output.get("format") and body.output_format:
+    form = (body.output_config or {}).get("format")
+    if form and body.output_format:
         raise InvalidRequest("output_config.format and output_format exclude each other", param="output_format")
-    names = {"prompt": "messages"}
-    sampling: dict[str, Any] = {}
-    if isinstance(body, MessagesRequest):
-        same = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
-        sampling = {name: value for name, value in same.items() if value is not None}
-        sampling["stop"] = stop_strings(body.stop_sequences, config, "stop_sequences")
-    if form := output.get("format") or body.output_format:
-        sampling["structured"] = json_schema(form["schema"])
-        names["structured"] = "output_format" if body.output_format else "output_config"
+    form = form or body.output_format
+    structured = json_schema(form["schema"]) if form else None
+    sampling = _sampling(body, config) if isinstance(body, MessagesRequest) else {}
     return Chat(
         messages=messages,
-        sampling=sampling,
+        sampling={**sampling, "structured": structured},
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.get("disable_parallel_tool_use")),
-        template_kwargs=_template_kwargs(messages[-1], thinking, output),
-        field_names=names,
-        thinking_token_budget=thinking.get("budget_tokens"),
+        template_kwargs=_template_kwargs(body, messages[-1]),
+        field_names={"prompt": "messages", "structured": "output_format" if body.output_format else "output_config"},
+        thinking_token_budget=body.thinking.get("budget_tokens") if body.thinking else None,
         fit_max_tokens=True,
         timeout=body.timeout_s if isinstance(body, MessagesRequest) else None,
         passed_over=passed_over,
     )
+
+
+def _sampling(body: MessagesRequest, config: ServerConfig) -> dict[str, Any]:
+    """The given fields of `SamplingParams`. Raises `InvalidRequest`."""
+    given = {name: getattr(body, name) for name in ("max_tokens", "temperature", "top_p", "top_k")}
+    stop = stop_strings(body.stop_sequences, config, "stop_sequences")
+    return {name: value for name, value in given.items() if value is not None} | {"stop": stop}
 
 
 def conversation(body: CountTokensRequest, passed_over: list[str]) -> list[dict[str, Any]]:
@@ -250,7 +249,7 @@ def conversation(body: CountTokensRequest, passed_over: list[str]) -> list[dict[
 def _turns(
     role: str, content: str | list[Any], where: str, names: dict[str, str], passed_over: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """`names` are those of tools, by the ids of their calls."""
+    """A message for each block; `names` are those of tools, by the ids of their calls. Raises `InvalidRequest`."""
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     for index, block in enumerate(blocks):
         place = f"{where}[{index}]"
@@ -280,12 +279,12 @@ def _turns(
 
 
 def tool_use_id(call_id: str) -> str:
-    """As the API has them: the model's own id, whose form its template may insist on, behind `toolu_`."""
+    """The id of a tool use: the model's own, whose form its template may insist on, behind `toolu_`."""
     return _ID + call_id.removeprefix("call_")
 
 
 def _joined(turns: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Neighbours of one role as one message; results of tools stay apart."""
+    """The turns with neighbours of one role as one message; results of tools stay apart."""
     for role, neighbours in groupby(turns, lambda turn: turn["role"]):
         if role == "tool":
             yield from neighbours
@@ -299,8 +298,8 @@ def _joined(turns: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         yield message
 
 
-def _function(tool: dict[str, Any], where: str) -> dict[str, Any]:
-    """As templates print it."""
+def _function(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The tool as templates print it."""
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": tool["input_schema"]}
     return {"type": "function", "function": {**function, "strict": True} if tool.get("strict") else function}
 
@@ -310,14 +309,14 @@ def _openai_choice(choice: ToolChoice | None) -> Any:
     return {"any": "required", "tool": {"type": "function", "name": name}}.get(kind, kind)
 
 
-def _template_kwargs(last: dict[str, Any], thinking: dict[str, Any], output: dict[str, Any]) -> dict[str, Any]:
-    """Of a chat with the message `last` at its end."""
+def _template_kwargs(body: CountTokensRequest, last: dict[str, Any]) -> dict[str, Any]:
+    """Variables of the template for a chat that ends with the message `last`. Raises `InvalidRequest`."""
     is_continued = last["role"] == "assistant"
     if is_continued and "tool_calls" in last:
         raise InvalidRequest("a tool_use needs a tool_result behind it", param="messages")
     kwargs: dict[str, Any] = {"add_generation_prompt": not is_continued, "continue_final_message": is_continued}
-    if thinking:
-        kwargs["enable_thinking"] = thinking["type"] != "disabled"
-    if effort := output.get("effort"):
+    if body.thinking:
+        kwargs["enable_thinking"] = body.thinking["type"] != "disabled"
+    if effort := (body.output_config or {}).get("effort"):
         kwargs["reasoning_effort"] = effort
     return kwargs

@@ -286,7 +286,7 @@ class Blocks:
 
 
 def _pieces(delta: DeltaMessage) -> Iterator[tuple[ContentBlock | None, str]]:
-    """Texts in order, each with the block that it begins unless one of its kind is open; None: with the open one.
+    """The texts in order, each with the block that it begins unless one of its kind is open; None for more of a call.
 
     What goes on with a call comes first, since nothing may stand within one.
     """

@@ -99,7 +99,7 @@ _FILE_SEPARATOR, _REPOSITORY = "<|file_sep|>", "<|repo_name|>"
 
 
 async def native_generation(serving: Serving, body: NativeCompletionRequest | InfillRequest) -> Generation:
-    """Raises `InvalidRequest` naming the field."""
+    """The generation that the request asks for. Raises `InvalidRequest` naming the field."""
     names = {**_FIELD_NAMES, "structured": "grammar" if body.json_schema is None else "json_schema"}
     with naming(names):
         params = await _params(serving, body)
@@ -132,7 +132,7 @@ async def _params(serving: Serving, body: NativeRequest) -> SamplingParams:
 
 
 def settings(params: SamplingParams, max_model_len: int) -> dict[str, Any]:
-    """`params` in llama.cpp's words."""
+    """The parameters under llama.cpp's names."""
     return {
         **{name: getattr(params, name) for name in (*CommonSampling.model_fields, "ignore_eos")},
         "repeat_penalty": params.repetition_penalty,
@@ -178,7 +178,7 @@ def _prompts(given: Any) -> list[Pieces]:
 
 
 async def _token_ids(serving: Serving, pieces: Pieces) -> list[int]:
-    """What the tokenizer puts before every text comes before one at the beginning."""
+    """The token ids of a prompt. What the tokenizer puts before every text comes before one at the beginning."""
     engine = serving.engine
     token_ids: list[int] = []
     for index, piece in enumerate(pieces):
@@ -192,7 +192,7 @@ async def _token_ids(serving: Serving, pieces: Pieces) -> list[int]:
 
 
 async def _infill(serving: Serving, body: InfillRequest) -> list[int]:
-    """Other files stand before the prefix, as in a repository where the model has tokens for that."""
+    """Token ids of prefix and suffix, behind other files, as in a repository where the model has tokens for that."""
     engine = serving.engine
     token_ids = await engine.encode_infill(body.input_prefix, body.input_suffix, must_fit=True)
     if body.prompt:

@@ -20,7 +20,7 @@ from server.logprobs import LOWEST, TopLogprob, spelling
 from server.metrics.records import current_phases
 from server.sampling import sampling_params
 from server.serving import Serving, ServingOf
-from server.sse import EventStream, event, until_disconnect
+from server.sse import EventStream, EventWriter, event, until_disconnect
 
 router = APIRouter(route_class=BodyRoute, tags=["llama.cpp"], responses=error_statuses())
 
@@ -158,8 +158,8 @@ async def _respond(body: Body, request: ParsedRequest, serving: Serving) -> Resp
     return Response(whole, media_type="application/json")
 
 
-class NativeWriter:
-    """Writes the answers of one generation: whole, or event by event."""
+class NativeWriter(EventWriter):
+    """Writes the answers of one generation, whole or event by event."""
 
     def __init__(self, generation: Generation, body: Body, prompts: list[str]) -> None:
         self.generation = generation
@@ -172,7 +172,7 @@ class NativeWriter:
         """Choices whose streamed text has one."""
 
     def whole(self, outputs: list[CompletionOutput]) -> bytes:
-        """One object, or a list where there are several answers."""
+        """JSON of one object, or of a list where there are several answers."""
         answers = []
         for output, latest in zip(outputs, self.generation.latest, strict=True):
             assert latest is not None, self.generation.id
@@ -192,9 +192,6 @@ class NativeWriter:
                 empty = msgspec.structs.replace(output, text="", token_ids=[], logprobs=None)
                 pieces.append(self._answer(index, empty))
         return b"".join([event(msgspec.json.encode(self._picked(piece))) for piece in pieces])
-
-    def end(self) -> bytes:
-        return b""
 
     def error(self, error: Exception) -> bytes:
         return event(openai_error(error))
@@ -240,7 +237,7 @@ class NativeWriter:
         return {"id": token_id, "token": self.spell(token_id), "bytes": raw, "logprob": max(LOWEST, logprob)}
 
     def _picked(self, answer: Any) -> Any:
-        """The answer, or of it the fields that the request asks for by name."""
+        """The answer, or those of its fields that the request asks for by name."""
         if not self.body.response_fields:
             return answer
         found = {path: _at(answer, path) for path in self.body.response_fields}
@@ -248,14 +245,14 @@ class NativeWriter:
 
 
 def _at(value: Any, path: str) -> Any:
-    """None where there is no such field."""
+    """The field at the path; None where there is none."""
     for name in path.split("/"):
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
 def _timings(latest: RequestOutput) -> dict[str, float]:
-    """See `Timings`."""
+    """The `Timings` of one answer of the request."""
     phases, cached = current_phases(), latest.num_cached_tokens
     timings: dict[str, float] = {"cache_n": cached}
     for name, count, seconds in (

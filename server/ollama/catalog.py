@@ -164,7 +164,7 @@ async def single_embedding(body: SingleEmbeddingRequest, request: ParsedRequest,
 async def _vectors(
     body: EmbeddingBody, request: ParsedRequest, serving: Serving, field: str, texts: list[str], *, may_cut: bool = True
 ) -> tuple[list[list[float]], int]:
-    """As the model gives them, and the number of tokens."""
+    """The embeddings of the texts as the model gives them, and the number of tokens."""
     if not texts:
         return [], 0
     fields = PoolingFields(
@@ -220,7 +220,7 @@ async def show(body: ShowRequest, serving: ServingOf) -> Response:
 
 @router.post("/api/pull", response_model=PullStatus, responses=streamed(PullStatus, LINES))
 async def pull(body: PullRequest, serving: ServingOf) -> Response:
-    """Succeeds for the served model, which is there; no other can be had."""
+    """Say that the served model is there; no other can be had."""
     serving.check_model(body.model or body.name)
     status: PullStatus = {"status": "success"}
     return JSONResponse(status) if body.stream is False else Response(json.dumps(status) + "\n", media_type=LINES)
@@ -231,7 +231,7 @@ async def pull(body: PullRequest, serving: ServingOf) -> Response:
 @router.post("/api/push")
 @router.delete("/api/delete")
 async def refuse_changes(request: Request, serving: ServingOf) -> None:
-    """Refused, with the reason."""
+    """Refuse to change what is served."""
     raise InvalidRequest(f"{request.url.path} is not offered: this server serves {serving.model.id!r} as it is")
 
 

@@ -94,7 +94,7 @@ class OllamaRequest(OllamaBody):
 
     @property
     def thinking(self) -> dict[str, Any]:
-        """What the template is to know."""
+        """What the template is to know of `think`."""
         effort = {"reasoning_effort": self.think} if isinstance(self.think, str) else {}
         return {} if self.think is None else {"enable_thinking": bool(self.think), **effort}
 
@@ -224,7 +224,7 @@ async def _respond(body: Body, request: ParsedRequest, serving: Serving, *, only
 
 
 async def _start(body: Body, serving: Serving) -> tuple[Generation, Answers, dict[str, str]]:
-    """With headers that say what was cut off. Raises `InvalidRequest` naming the field."""
+    """What answers the request, and headers that say what was cut off. Raises `InvalidRequest` naming the field."""
     may_cut = body.truncate is not False
     if isinstance(body, OllamaChatRequest):
         shorten = without_oldest if may_cut else None
@@ -240,10 +240,9 @@ def _chat(body: OllamaChatRequest, serving: Serving) -> Chat:
     given = [_openai_message(one, f"messages[{index}]") for index, one in enumerate(body.messages or [])]
     messages = template_messages(given, passed_over)
     continued = messages[-1]["role"] == "assistant" and "tool_calls" not in messages[-1]
-    tools: Any = body.tools
     return Chat(
         messages=messages,
-        tools=offered(tools, passed_over),
+        tools=offered(body.tools, passed_over),
         passed_over=passed_over,
         sampling=_sampling(body, serving),
         template_kwargs={"add_generation_prompt": not continued, "continue_final_message": continued} | body.thinking,
@@ -344,7 +343,7 @@ class LineWriter:
         return ollama_error(error) + b"\n"
 
     def _line(self, output: RequestOutput) -> bytes:
-        """Calls leave whole, when the next one begins or the answer ends."""
+        """The line for some more tokens, or nothing. Calls leave whole, when the next one begins or the answer ends."""
         self.generation.latest[0] = output
         self.context += output.token_ids
         delta = self.answers.delta(0, output)
@@ -382,7 +381,7 @@ class LineWriter:
 
 
 def _fields(body: Body, serving: Serving, answer: Answer, num_calls_before: int = 0) -> dict[str, Any]:
-    """What every object begins with, and some more, or all, of an answer, of which so many tool calls came before."""
+    """What every object begins with, and a part of an answer or all of it; `num_calls_before` were sent already."""
     head = {"model": serving.model.id, "created_at": datetime.now(UTC).isoformat().replace("+00:00", "Z")}
     thinking = {"thinking": answer.reasoning} if answer.reasoning else {}
     if isinstance(body, OllamaGenerateRequest):

@@ -1,6 +1,6 @@
 """From a request's items and fields to a `Chat`, and to the response that begins."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
 import msgspec
@@ -53,7 +53,7 @@ def _message(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[s
 
 
 def _part(part: Any, role: str) -> dict[str, Any]:
-    """Of the kind that fits the role."""
+    """A part of a message in the form that answers have for messages of the role."""
     if role != "assistant":
         return {"type": "input_text", "text": _text(part)}
     if part["type"] == "refusal":
@@ -72,7 +72,7 @@ def _reasoning(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict
 
 
 def _call(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str, Any]]:
-    """A call of whatever kind as one of a function: local_shell_call as one of `local_shell`."""
+    """A call of whatever kind becomes one of a function: local_shell_call one of `local_shell`."""
     kind, call = item["type"], {"call_id": item["call_id"]}
     if kind in ("function_call", "custom_tool_call"):
         call["name"] = item["name"]
@@ -86,7 +86,7 @@ def _call(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str,
 
 
 def _output(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str, Any]]:
-    """What a call of whatever kind gave, as the result of a function."""
+    """What a call of whatever kind gave becomes the result of a function. Raises `InvalidRequest` naming the part."""
     call_id, output = item.get("call_id") or item.get("id"), item["output"]
     if call_id is None:
         raise InvalidRequest(f"{where}.call_id: field required", param="input")
@@ -148,7 +148,7 @@ _NOT_BEHIND = {
 
 
 def _assistant_message(messages: list[dict[str, Any]], part: str) -> dict[str, Any]:
-    """The message that `part` belongs to: the last one or a new one."""
+    """The message that the field `part` belongs to: the last one or a new one."""
     if not messages or messages[-1]["role"] != "assistant" or messages[-1].keys() & _NOT_BEHIND[part]:
         messages.append({"role": "assistant"})
     return messages[-1]
@@ -164,10 +164,10 @@ def _text(part: Any) -> str:
 
 
 def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig, passed_over: list[str]) -> Chat:
-    """`items`: what the model is to answer, from earlier responses too. Raises `InvalidRequest` naming the field."""
+    """The chat that ends with `items`, which include those of earlier responses. Raises `InvalidRequest` naming the
+    field."""
     _check(body)
-    given_choice: Any = body.tool_choice
-    choice, tools = tool_choice(given_choice, _template_tools(offered_tools(body, passed_over)))
+    choice, tools = tool_choice(body.tool_choice, _template_tools(offered_tools(body, passed_over)))
     if body.text and body.text.get("verbosity") in ("low", "high"):
         passed_over.append("text.verbosity")
     field, structured = _structured(body)
@@ -190,7 +190,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         template_kwargs={**thinking, "add_generation_prompt": True},
-        field_names={**_FIELD_NAMES, **({"structured": field} if field else {})},
+        field_names={**_FIELD_NAMES, "structured": field},
         priority=body.priority,
         cache_salt=body.cache_salt,
         timeout=body.timeout_s,
@@ -208,20 +208,20 @@ def _check(body: ResponsesRequest) -> None:
         raise InvalidRequest(f"top_logprobs needs include to hold {_LOGPROBS}", param="top_logprobs")
 
 
-def _structured(body: ResponsesRequest) -> tuple[str | None, StructuredOutput | None]:
-    """The field that gives the language of the answer, and that language."""
+def _structured(body: ResponsesRequest) -> tuple[str, StructuredOutput | None]:
+    """The field that gives the language of the answer, and that language. Raises `InvalidRequest` where two do."""
     form: Any = (body.text or {}).get("format")
     of_text = response_format(form) if form else None
     other = structured_outputs(body.structured_outputs) if body.structured_outputs else None
     if of_text and other and of_text != other:
         raise InvalidRequest("text.format and structured_outputs exclude each other", param="structured_outputs")
-    return ("text.format", of_text) if of_text else ("structured_outputs" if other else None, other)
+    return ("text.format", of_text) if of_text else ("structured_outputs", other)
 
 
 def offered_tools(body: ResponsesRequest, passed_over: list[str]) -> list[dict[str, Any]]:
     """The functions and namespaces among the tools, with the keys that are known."""
 
-    def known(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    def known(tool: Mapping[str, Any], where: str) -> dict[str, Any]:
         keys = ("name", "description", "parameters", "strict")
         described: dict[str, Any] = {"type": tool.get("type") or "function"}
         described |= {key: tool[key] for key in keys if tool.get(key) is not None}
@@ -229,12 +229,11 @@ def offered_tools(body: ResponsesRequest, passed_over: list[str]) -> list[dict[s
             described["tools"] = offered(tool["tools"], passed_over, known, where=f"{where}.tools")
         return described
 
-    given: Any = body.tools
-    return offered(given, passed_over, known, types=("function", "namespace"))
+    return offered(body.tools, passed_over, known, types=("function", "namespace"))
 
 
 def _functions(tools: list[dict[str, Any]]) -> list[tuple[str | None, dict[str, Any]]]:
-    """Those that stand alone and those in namespaces, each with its namespace."""
+    """All functions, those that stand alone and those in namespaces, each with its namespace."""
     spaces = [(tool["name"], tool["tools"]) if tool["type"] == "namespace" else (None, [tool]) for tool in tools]
     return [(space, function) for space, functions in spaces for function in functions]
 
@@ -251,7 +250,7 @@ def namespaces_of(tools: list[dict[str, Any]]) -> dict[str, tuple[str, str]]:
 
 
 def first_response(body: ResponsesRequest, generation: Generation, tools: list[dict[str, Any]]) -> Any:
-    """The `ResponseObject` before anything has been generated; what it shares with the request comes back."""
+    """The `ResponseObject` before anything has been generated, with the fields that it shares with the request."""
     response: dict[str, Any] = dict.fromkeys(ResponseObject.__annotations__)
     response |= {"background": False, "parallel_tool_calls": True, "store": True, "top_logprobs": 0, "metadata": {}}
     shared = {name: getattr(body, name) for name in ResponsesRequest.model_fields if name in response}
@@ -281,5 +280,5 @@ def first_response(body: ResponsesRequest, generation: Generation, tools: list[d
 
 
 def _raw(value: Any) -> Any:
-    """JSON that is encoded once. What clients send may hold integers that msgspec cannot encode."""
+    """The value as JSON that is encoded once: what clients send may hold integers that msgspec cannot encode."""
     return msgspec.Raw(to_json(value, inf_nan_mode="null"))

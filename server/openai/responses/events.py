@@ -85,8 +85,6 @@ class ErrorEvent(_Event):
 StreamEvent = TypeAliasType("StreamEvent", ResponseEvent | ItemEvent | PartEvent | TextEvent | ErrorEvent)
 _INCOMPLETE = {"length": "max_output_tokens", "timeout": "timeout"}
 """Why a response is incomplete, by finish reason."""
-
-
 _TEXTS = {"message": "output_text", "reasoning": "reasoning_text", "function_call": "function_call_arguments"}
 """The names that types of events have for the text of an item."""
 
@@ -96,10 +94,8 @@ class _OpenItem:
 
     def __init__(self, kind: str, index: int, fields: dict[str, Any]) -> None:
         """`index` is the item's place in the output; `fields` are those that a call has from the beginning."""
-        own: Any = {"message": {"role": "assistant"}, "reasoning": {"summary": []}, "function_call": {"arguments": ""}}[
-            kind
-        ]
-        self.item: Any = {"type": kind, "id": new_id(kind), "status": "in_progress", **fields, **own}
+        own: Any = {"message": {"role": "assistant"}, "reasoning": {"summary": []}, "function_call": {"arguments": ""}}
+        self.item: Any = {"type": kind, "id": new_id(kind), "status": "in_progress", **fields, **own[kind]}
         self.part: Any = None
         """The only part of a text; a call has none."""
         if kind != "function_call":
@@ -113,7 +109,7 @@ class _OpenItem:
         """Of the text."""
 
     def fill(self) -> dict[str, Any]:
-        """Write the text so far where it belongs; fields of the last event of the text."""
+        """Write the text so far where it belongs, and return the fields of the text's last event."""
         text = "".join(self.pieces)
         if self.part is None:
             self.item["arguments"] = text
@@ -169,7 +165,7 @@ class ResponseWriter:
                 self._finish(_INCOMPLETE.get(output.finish_reason))
 
     def fail(self, error: Exception) -> None:
-        """End it with the error. Without effect on a response that is over."""
+        """End the response with an error, unless it is over."""
         if self.response["usage"]:
             return
         self._start()
@@ -180,7 +176,7 @@ class ResponseWriter:
         self._end("failed", error={"code": code, "message": described["message"]})
 
     def cancel(self) -> None:
-        """End what is not over where it is. No event says so: whoever asked knows, or has gone."""
+        """End the response where it is, unless it is over. No event says so: whoever asked knows, or has gone."""
         if not self.response["usage"]:
             self.with_events = False
             self._end("cancelled")
@@ -200,7 +196,7 @@ class ResponseWriter:
         self._add_event(f"response.{kind}", response=self.response)
 
     def _add(self, delta: DeltaMessage) -> None:
-        """A call that goes on comes first: content behind it ends it."""
+        """Add what is new, first what a call goes on with: content behind it ends it."""
         calls = delta.tool_calls
         if calls and calls[0].id is None:
             self._add_text("function_call", calls[0].arguments)
@@ -279,7 +275,7 @@ class ResponseWriter:
 
 
 def _last_of(logprobs: list[TokenLogprob], text: str) -> list[TokenLogprob]:
-    """Those of the tokens that `text` came with, without those of a marker before it."""
+    """Log-probabilities of the tokens that `text` came with, without those of a marker before it."""
     missing, start = len(text.encode()), len(logprobs)
     while missing > 0 and start > 0:
         start -= 1

@@ -17,12 +17,12 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "functi
 
 
 def new_id(kind: str) -> str:
-    """For an item of this type."""
+    """A random id for an item of this type."""
     return f"{_PREFIXES[kind]}_{uuid.uuid4().hex}"
 
 
 def _any_of(schema: dict[str, Any]) -> None:
-    """A type that is left out, or that only a pattern describes, may fit several branches of a union."""
+    """Make `oneOf` of a schema `anyOf`: a type that is left out, or has but a pattern, may fit several branches."""
     schema["anyOf"] = schema.pop("oneOf")
 
 
@@ -117,7 +117,7 @@ _OF_SERVER = frozenset(get_args(ServerItem.__annotations__["type"]))
 
 
 def item_kind(item: Any) -> str:
-    """Which of the types of items it is: its type, or what several types have in common."""
+    """The tag of the item in `InputItem`: its type, or what several types have in common."""
     given = type_of(item)
     if given is None:
         return "message" if not isinstance(item, dict) or "role" in item else "item_reference"

@@ -100,7 +100,7 @@ class StoredResponse(EventWriter):
                 self._grown = asyncio.Event()
 
     async def replay(self, start: int) -> AsyncGenerator[list[bytes], None]:
-        """From event `start` on, what is kept and what comes."""
+        """Yield the events from number `start` on: those that are kept, then those that come."""
         while True:
             grown = self._grown
             if new := self.kept_events[start:]:
@@ -135,7 +135,7 @@ class ResponseStore:
         """Output items of responses that are over."""
 
     def get(self, response_id: str, *, param: str | None = None) -> StoredResponse:
-        """Raises `ResponseNotFound`, which names `param`."""
+        """The stored response of this id. Raises `ResponseNotFound`, which names `param`."""
         key = (current_owner(), response_id)
         if (stored := self._stored.get(key)) is None:
             raise ResponseNotFound(f"no response {shown(response_id)} is stored", param=param)
@@ -143,16 +143,16 @@ class ResponseStore:
         return stored
 
     def item(self, item_id: str) -> Item | None:
-        """An output item of a response that is over."""
+        """The item of this id in the output of a response that is over."""
         return self._items.get((current_owner(), item_id))
 
     def add(self, response: StoredResponse) -> None:
-        """Without effect on a response that is not to be stored."""
+        """Keep a response, unless it is not to be stored."""
         if response.response["store"]:
             self._stored[response.owner, response.id] = response
 
     def finish(self, response: StoredResponse) -> None:
-        """Nothing more will come. Without effect on a response that is not in the store, or over already."""
+        """Finish a response that is in the store, unless it is over. Those used least recently make room for it."""
         if (response.owner, response.id) not in self._stored or response.is_over:
             return
         response.finish()
@@ -165,6 +165,7 @@ class ResponseStore:
             self.discard(oldest)
 
     def discard(self, response: StoredResponse) -> None:
+        """Forget a response, which may still run."""
         if self._stored.pop((response.owner, response.id), None) is not None and response.is_over:
             self._num_bytes -= response.num_bytes
             for item in response.response["output"]:
@@ -208,7 +209,7 @@ StoreOf = Annotated[ResponseStore, Depends(_store)]
 
 
 async def _stored(response_id: str, store: StoreOf) -> StoredResponse:
-    """Raises `ResponseNotFound`, also for what another key has made."""
+    """The response with the id in the path. Raises `ResponseNotFound`, also for what another key has made."""
     return store.get(response_id)
 
 
