@@ -56,7 +56,7 @@ Spelling = Callable[[int], str]
 _spelling_by_id: Spelling = "token_id:{}".format
 
 
-def spelling(tokenizer: Tokenizer, as_token_ids: bool | None) -> Spelling:
+def spelling(tokenizer: Tokenizer, as_token_ids: bool | None = None) -> Spelling:
     """How answers write a token: its text, or `token_id:7`.
 
     A token may end within a character; such pieces show as U+FFFD.
@@ -120,7 +120,7 @@ class CompletionTokens:
 
 def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], count: int) -> PromptLogprobs:
     """The log-probabilities of a prompt, with `count` likeliest tokens at each place."""
-    spell = spelling(tokenizer, False)
+    spell = spelling(tokenizer)
     result: PromptLogprobs = [None]
     for position in positions:
         ranked: dict[int, tuple[float, int | None]] = {
@@ -136,7 +136,12 @@ def prompt_logprobs(tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], co
     return result
 
 
-def chat_logprobs(spell: Spelling, tokenizer: Tokenizer, positions: Sequence[TokenLogprobs]) -> ChatLogprobs:
+def chat_logprobs(
+    tokenizer: Tokenizer, positions: Sequence[TokenLogprobs], as_token_ids: bool | None = None
+) -> ChatLogprobs:
+    """The log-probabilities of an answer's tokens, which `spelling` writes."""
+    spell = spelling(tokenizer, as_token_ids)
+
     def written(token_id: int, logprob: float) -> TopLogprob:
         raw = list(tokenizer.token_bytes(token_id))
         return {"token": spell(token_id), "logprob": max(LOWEST, logprob), "bytes": raw}

@@ -30,7 +30,7 @@ from server.documented import streamed
 from server.errors import ErrorResponse, anthropic_error, error_statuses
 from server.generation import Generation
 from server.serving import ServingOf
-from server.sse import EventStream, named_event, until_disconnect
+from server.sse import EventStream, EventWriter, named_event, until_disconnect
 from server.tools import tool_input
 
 router = APIRouter(route_class=BodyRoute, tags=["Anthropic"], responses=error_statuses())
@@ -165,7 +165,7 @@ class MessageStream(EventStream):
     comment = named_event("ping", b'{"type":"ping"}')
 
 
-class MessageWriter:
+class MessageWriter(EventWriter):
     """One answer, whole or as events, which are made of the same blocks."""
 
     def __init__(self, generation: Generation, answers: Answers, body: MessagesRequest) -> None:

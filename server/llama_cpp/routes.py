@@ -167,7 +167,7 @@ class NativeWriter(EventWriter):
         self.prompts = prompts
         """As the model reads them; empty where the answer does not have them."""
         self.tokenizer = generation.serving.engine.tokenizer
-        self.spell = spelling(self.tokenizer, False)
+        self.spell = spelling(self.tokenizer)
         self.with_new_line: set[int] = set()
         """Choices whose streamed text has one."""
 

@@ -19,14 +19,14 @@ from server.chat import Answers, Chat
 from server.documented import LINES, streamed
 from server.errors import OllamaError, error_statuses, ollama_error
 from server.generation import Generation, GenerationOptions, Prompt, naming
-from server.logprobs import TokenLogprob, chat_logprobs, spelling
+from server.logprobs import TokenLogprob, chat_logprobs
 from server.metrics.records import current_phases
 from server.openai.base import Timeout
 from server.openai.messages import Content, Tool, ToolCall, template_messages
 from server.sampling import AlsoFloat, Integer, LlamaSampling, NumLogprobs, Text, TokenId, fitted, sampling_params
 from server.serving import Serving, ServingOf
 from server.shortening import encode_shortened, start_shortened, without_beginning, without_oldest
-from server.sse import EventStream, until_disconnect
+from server.sse import EventStream, EventWriter, until_disconnect
 from server.structured import json_schema
 from server.tools import offered, tool_input
 
@@ -314,7 +314,7 @@ def _sampling(body: OllamaRequest, serving: Serving) -> dict[str, Any]:
     }
 
 
-class LineWriter:
+class LineWriter(EventWriter):
     """One answer: an object for each piece and one that says how it ended, or all in one object."""
 
     def __init__(self, generation: Generation, answers: Answers, body: Body) -> None:
@@ -359,8 +359,7 @@ class LineWriter:
     def _object(self, answer: Answer, logprobs: list[TokenLogprobs] | None, ending: dict[str, Any]) -> bytes:
         fields = _fields(self.body, self.generation.serving, answer, self.num_calls_sent)
         if logprobs:
-            tokenizer = self.generation.serving.engine.tokenizer
-            fields["logprobs"] = chat_logprobs(spelling(tokenizer, False), tokenizer, logprobs)["content"]
+            fields["logprobs"] = chat_logprobs(self.generation.serving.engine.tokenizer, logprobs)["content"]
         return msgspec.json.encode(fields | ending)
 
     def _ending(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from server.errors import openai_error
 from server.generation import Generation, Prompt
 from server.logprobs import PromptLogprobs, prompt_logprobs
 from server.sampling import SamplingFields, TruncateTo, beam_length_penalty, given_fields
-from server.sse import DONE, EVENT_END, EventStream, event, until_disconnect
+from server.sse import DONE, EVENT_END, EventStream, EventWriter, event, until_disconnect
 from server.structured import CLOSED, JsonSchema, ResponseFormat, structured_field, structured_output
 
 RequestId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
@@ -35,7 +35,7 @@ class StreamOptions(TypedDict, total=False):
     """Send one more chunk with the usage and no choices before `[DONE]`."""
     continuous_usage_stats: bool | None
     """Every chunk carries the usage so far."""
-    include_obfuscation: bool | None
+    include_obfuscation: Literal[False] | None
     """Only false is honoured: chunks are not padded."""
 
 
@@ -61,7 +61,7 @@ class StreamedRequest(ScheduledRequest):
     """Add the ids of prompt and output to the answer."""
 
     def options(self, sampling: SamplingFields) -> dict[str, Any]:
-        """Fields of `GenerationOptions`. Raises `InvalidRequest` for beam search with what it knows nothing of."""
+        """Fields of `GenerationOptions`. Raises `InvalidRequest` for fields that mean nothing in beam search."""
         return {
             **{name: getattr(self, name) for name in ("request_id", "priority", "cache_salt")},
             "timeout": self.timeout_s,
@@ -69,11 +69,9 @@ class StreamedRequest(ScheduledRequest):
         }
 
     def check_stream_options(self) -> None:
-        """Raises `InvalidRequest` where they ask for nothing that there is."""
+        """Raises `InvalidRequest` for options of an answer that is not streamed."""
         if self.stream_options is not None and not self.stream:
             raise InvalidRequest("stream_options needs stream to be true", param="stream_options")
-        if self.stream_options and self.stream_options.get("include_obfuscation"):
-            raise InvalidRequest("include_obfuscation is not supported by this server", param="stream_options")
 
 
 class GenerationRequest(SamplingFields, StreamedRequest):
@@ -120,7 +118,7 @@ class GenerationRequest(SamplingFields, StreamedRequest):
 
     @property
     def field_names(self) -> dict[str, str]:
-        """Where the request's names differ from the engine's."""
+        """The request's names of fields, where they differ from the engine's."""
         newer_name = None if self.max_completion_tokens is None else "max_completion_tokens"
         names = {"structured": structured_field(self), "max_tokens": newer_name}
         return {name: field for name, field in names.items() if field}
@@ -197,7 +195,7 @@ def finished(choice: AnyChoice, output: Output, reason: str | None) -> AnyChoice
 
 
 def usage_of(generation: Generation) -> Usage:
-    """What was counted so far."""
+    """The tokens that were counted so far."""
     num_prompt, num_output = generation.num_prompt_tokens, generation.num_output_tokens
     return {
         "prompt_tokens": num_prompt,
@@ -207,10 +205,10 @@ def usage_of(generation: Generation) -> Usage:
     }
 
 
-Request = TypeVar("Request", bound=StreamedRequest)
+AnyRequest = TypeVar("AnyRequest", bound=StreamedRequest)
 
 
-class OpenAIWriter(Generic[Request]):
+class OpenAIWriter(EventWriter, Generic[AnyRequest]):
     """Writes one answer, whole or in chunks. What all chunks begin with is encoded once."""
 
     whole_object: str
@@ -218,7 +216,7 @@ class OpenAIWriter(Generic[Request]):
     has_null_usage = True
     """Where the last chunk tells the usage, the others have null."""
 
-    def __init__(self, generation: Generation, body: Request) -> None:
+    def __init__(self, generation: Generation, body: AnyRequest) -> None:
         self.generation = generation
         self.body = body
         self.tokenizer = generation.serving.engine.tokenizer
@@ -252,7 +250,7 @@ class OpenAIWriter(Generic[Request]):
 
     @abstractmethod
     def choice(self, index: int, output: CompletionOutput) -> Any:
-        """One that is finished."""
+        """A choice of a whole answer."""
 
     @abstractmethod
     def chunks(self, index: int, output: RequestOutput) -> list[Any]:
@@ -277,7 +275,7 @@ class OpenAIWriter(Generic[Request]):
         return fields
 
     def add_prompt_fields(self, to: PromptFields, prompt: Prompt, output: Output, num_logprobs: int | None) -> None:
-        """`output` is the first of a choice of the prompt."""
+        """Add what the request asks to know of a prompt; `output` is the first of one of its choices."""
         if self.body.return_token_ids:
             to["prompt_token_ids"] = prompt.token_ids
         if num_logprobs is not None:

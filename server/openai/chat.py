@@ -18,7 +18,7 @@ from server.chat import Answers, Chat, render, start_chat
 from server.documented import streamed
 from server.errors import error_statuses
 from server.generation import Generation, naming
-from server.logprobs import ChatLogprobs, chat_logprobs, spelling
+from server.logprobs import ChatLogprobs, chat_logprobs
 from server.openai.base import AnswerHead, Choice, GenerationRequest, OpenAIWriter, PromptFields, finished
 from server.openai.messages import Function, FunctionName, Messages, Tool, ToolChoice, template_messages
 from server.sampling import NumLogprobs
@@ -156,7 +156,7 @@ async def chat_completions(body: ChatRequest, request: ParsedRequest, serving: S
 
 
 def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
-    """Raises `InvalidRequest` naming the field."""
+    """The chat that the request asks for. Raises `InvalidRequest` naming the field."""
     if body.chat_template is not None and not config.trust_request_chat_template:
         message = "chat_template in requests needs a server with --trust-request-chat-template"
         raise InvalidRequest(message, param="chat_template")
@@ -195,10 +195,8 @@ def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[CallMode, list[di
     if isinstance(named, dict):
         named = {"type": "function", **named}
     with naming({"tools": "functions", "tool_choice": "function_call"} if functions or named else {}):
-        given: Any = body.tools or functions
-        tools = offered(given, passed_over, where="functions" if functions else "tools")
-        choice: Any = body.tool_choice or named
-        return tool_choice(choice, tools)
+        tools = offered(body.tools or functions, passed_over, where="functions" if functions else "tools")
+        return tool_choice(body.tool_choice or named, tools)
 
 
 def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
@@ -225,7 +223,6 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         """`echoed`: what the content begins with."""
         super().__init__(generation, body)
         self.answers = answers
-        self.spell = spelling(self.tokenizer, body.return_tokens_as_token_ids)
         self.with_reasoning = body.include_reasoning is not False
         self.echoed = echoed
 
@@ -250,7 +247,7 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         return finished(choice, output, self._reason("tool_calls" if has_calls else output.finish_reason))
 
     def chunks(self, index: int, output: RequestOutput) -> list[ChatChunkChoice]:
-        """The role once, then content, then an empty delta with the reason."""
+        """Write the role once, then content, then an empty delta with the reason."""
         choices: list[ChatChunkChoice] = []
         if index not in self.begun:
             self.begun.add(index)
@@ -271,7 +268,7 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         return choices
 
     def _written(self, part: Answer | DeltaMessage) -> ChatDelta:
-        """What there is of it, in the words of the request; of functions, there is one call."""
+        """The fields of an answer or a delta that are not empty; where the request has functions, there is one call."""
         written: ChatDelta = {}
         if part.content:
             written["content"] = part.content
@@ -288,7 +285,7 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         return "function_call" if reason == "tool_calls" and self.body.functions else reason
 
     def _logprobs(self, tokens: list[TokenLogprobs]) -> ChatLogprobs:
-        return chat_logprobs(self.spell, self.tokenizer, tokens)
+        return chat_logprobs(self.tokenizer, tokens, self.body.return_tokens_as_token_ids)
 
 
 def _chunk(index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None) -> ChatChunkChoice:
@@ -296,7 +293,7 @@ def _chunk(index: int, delta: ChatDelta, logprobs: ChatLogprobs | None = None) -
 
 
 def _call(call: ToolCall | DeltaToolCall) -> ToolCallAnswer:
-    """Of a delta, the first piece of a call has its id and name."""
+    """A call as answers have it. Of a delta, the first piece of a call has its id and name."""
     function: FunctionCallAnswer = {"arguments": call.arguments}
     written: ToolCallAnswer = {"function": function}
     if isinstance(call, DeltaToolCall):

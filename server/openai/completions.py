@@ -19,7 +19,7 @@ from server.bodies import BodyRoute, ParsedRequest, Unsupported
 from server.documented import streamed
 from server.errors import error_statuses
 from server.generation import Generation, GenerationOptions, Prompt, naming
-from server.logprobs import LOWEST, ChatLogprobs, CompletionLogprobs, CompletionTokens, chat_logprobs, spelling
+from server.logprobs import LOWEST, ChatLogprobs, CompletionLogprobs, CompletionTokens, chat_logprobs
 from server.openai.base import (
     AnswerHead,
     Choice,
@@ -31,14 +31,7 @@ from server.openai.base import (
     Usage,
     finished,
 )
-from server.sampling import (
-    NumLogprobs,
-    SamplingFields,
-    TokenId,
-    given_fields,
-    sampling_params,
-    truncated,
-)
+from server.sampling import NumLogprobs, SamplingFields, TokenId, given_fields, sampling_params, truncated
 from server.serving import Serving, ServingOf
 from server.structured import structured_outputs
 
@@ -93,7 +86,7 @@ async def completions(body: CompletionRequest, request: ParsedRequest, serving: 
 
 
 async def completion_prompts(serving: Serving, body: CompletionRequest) -> list[Prompt]:
-    """One per prompt, in order, checked. Raises `InvalidRequest`."""
+    """The prompts, in order, checked. Raises `InvalidRequest`."""
     params = _params(serving, body)
     items = prompt_list(body.prompt)
     serving.check_number_of_choices(len(items), params.n)
@@ -105,12 +98,12 @@ async def completion_prompts(serving: Serving, body: CompletionRequest) -> list[
 
 
 def prompt_list(given: Any) -> list[str | list[int]]:
-    """One per prompt."""
+    """Every single prompt: a text or its token ids."""
     return [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
 def _params(serving: Serving, body: CompletionRequest) -> SamplingParams:
-    """max_tokens is None when the request leaves it out; `n` counts what is generated for `best_of`."""
+    """Parameters of all prompts. max_tokens is None when the request leaves it out; `n` counts what `best_of` needs."""
     given = body.given_sampling(serving.config)
     n = 1 if body.n is None else body.n
     if body.best_of is not None and body.best_of != n:
@@ -146,7 +139,7 @@ async def _prompt(serving: Serving, body: CompletionRequest, prompt: str | list[
 
 
 async def _encode(serving: Serving, body: CompletionRequest, text: str) -> list[int]:
-    """An empty text begins a new document where the tokenizer has a token for that."""
+    """Token ids of a prompt. An empty text begins a new document where the tokenizer has a token for that."""
     engine = serving.engine
     must_fit = body.truncate_prompt_tokens is None
     if body.suffix:
@@ -200,7 +193,7 @@ class CompletionWriter(OpenAIWriter[CompletionRequest]):
         return choices
 
     def _choice(self, index: int, output: Output) -> CompletionChoice:
-        """What came of a choice; the first time with what is said of the prompt."""
+        """The choice with some more tokens or all, the first time also with what is said of the prompt."""
         body, begins = self.body, index not in self.begun
         self.begun.add(index)
         prompt = self.generation.prompts[index // (body.n or 1)]
@@ -299,7 +292,7 @@ async def generate(body: TokenGenerationRequest, request: ParsedRequest, serving
 
 
 async def token_generation(serving: Serving, body: TokenGenerationRequest) -> Generation:
-    """Raises `InvalidRequest`."""
+    """The generation that the request asks for. Raises `InvalidRequest`."""
     body.check_stream_options()
     fields = body.sampling_params
     if fields.detokenize is False and (fields.stop or body.output_mode == "text"):
@@ -343,7 +336,7 @@ class TokenWriter(OpenAIWriter[TokenGenerationRequest]):
     def _logprobs(self, positions: list[TokenLogprobs]) -> TokenLogprobList | ChatLogprobs:
         """Behind the likeliest come those of `logprob_token_ids`, whose ranks are unknown."""
         if self.body.output_mode == "text":
-            return chat_logprobs(spelling(self.tokenizer, False), self.tokenizer, positions)
+            return chat_logprobs(self.tokenizer, positions)
         num_ranked = self.body.sampling_params.logprobs or 0
         content: list[SampledToken] = []
         for one in positions:

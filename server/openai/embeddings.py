@@ -241,7 +241,10 @@ Inputs = Mapping[str, tuple[Sequence[str | list[int]], int | None]]
 
 
 def _score_texts(body: ScoreRequest) -> Inputs:
-    """Two lists of the same length, or one text and several. Raises `InvalidRequest`."""
+    """The two fields of the request that hold texts: lists of one length, or one text and several.
+
+    Raises `InvalidRequest`.
+    """
     names = dict.fromkeys(name for pair in PAIRS for name in pair)
     texts = {
         name: [given] if isinstance(given, str) else given
@@ -296,7 +299,7 @@ async def embedded(
 
 
 async def _input_prompts(serving: Serving, body: EmbeddingRequest) -> list[list[int]]:
-    """One per input, checked, as all else of the request is. Raises `InvalidRequest`."""
+    """Token ids of each input, or of the chat. Raises `InvalidRequest` for them, or for any field beside them."""
     special, opened = bool(body.add_special_tokens), bool(body.add_generation_prompt)
     token_ids = await body.prompt_of_messages(serving, special=special, add_generation_prompt=opened)
     if token_ids is not None:
@@ -337,13 +340,13 @@ Vectors = npt.NDArray[np.float64]
 
 
 def normalized(vectors: Vectors) -> Vectors:
-    """Scaled to (Euclidean) length 1; zeros stay."""
+    """The vectors scaled to (Euclidean) length 1; zeros stay."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return vectors / np.where(lengths == 0, 1, lengths)
 
 
 def cosines(vectors: list[list[float]], num_first: int) -> list[float]:
-    """Of the first vectors with the others, pair by pair; a single first one belongs to all pairs."""
+    """Cosines of the first vectors with the others, pair by pair; a single first one belongs to all pairs."""
     unit = normalized(np.stack([np.array(vector) for vector in vectors]))  # each call holds the interpreter's lock
     found: list[float] = (unit[:num_first] * unit[num_first:]).sum(axis=1).tolist()
     return found

@@ -155,7 +155,7 @@ def template_messages(messages: list[Any], passed_over: list[str]) -> list[dict[
 
 
 def _template_message(given: dict[str, Any], where: str, passed_over: list[str]) -> dict[str, Any]:
-    """The older names, of a function's call and of its result, become a tool's."""
+    """One of the `template_messages`. The older names, of a function's call and of its result, become a tool's."""
     message = {name: value for name, value in given.items() if name not in ("tool_calls", "function_call")}
     message["role"] = "tool" if given["role"] == "function" else given["role"]
     if message["role"] == "tool":
@@ -169,13 +169,19 @@ def _template_message(given: dict[str, Any], where: str, passed_over: list[str])
 
 
 def _content(message: dict[str, Any]) -> str:
-    """Text parts are joined by line breaks; only assistants may say nothing."""
+    """The text of a message; parts are joined by line breaks. Only assistants may say nothing."""
     content = message.get("content")
     if isinstance(content, str):
         return content
     if content is None:
         return str(message.get("refusal") or "")
-    return "\n".join(part["refusal" if part["type"] == "refusal" else "text"] for part in content)
+    return "\n".join(map(part_text, content))
+
+
+def part_text(part: Any) -> str:
+    """The text of a part of a message, or what it says in refusing."""
+    text: str = part["refusal" if part["type"] == "refusal" else "text"]
+    return text
 
 
 def _tool_call(call: dict[str, Any], where: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from configs.sampling import StructuredOutput
 from configs.settings import ServerConfig
 from server.chat import Chat
 from server.generation import Generation
+from server.openai.messages import part_text
 from server.openai.responses.models import Item, ResponseObject, ResponsesRequest, Status, item_kind, new_id
 from server.sampling import given_fields
 from server.structured import response_format, structured_outputs
@@ -55,7 +56,7 @@ def _message(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[s
 def _part(part: Any, role: str) -> dict[str, Any]:
     """A part of a message in the form that answers have for messages of the role."""
     if role != "assistant":
-        return {"type": "input_text", "text": _text(part)}
+        return {"type": "input_text", "text": part_text(part)}
     if part["type"] == "refusal":
         return {"type": "refusal", "refusal": part["refusal"]}
     return {"type": "output_text", "text": part["text"], "annotations": [], "logprobs": []}
@@ -155,12 +156,7 @@ def _assistant_message(messages: list[dict[str, Any]], part: str) -> dict[str, A
 
 
 def _joined(parts: Iterable[Any]) -> str:
-    return "\n".join(map(_text, parts))
-
-
-def _text(part: Any) -> str:
-    text: str = part["refusal" if part["type"] == "refusal" else "text"]
-    return text
+    return "\n".join(map(part_text, parts))
 
 
 def chat_of(body: ResponsesRequest, items: Sequence[Item], config: ServerConfig, passed_over: list[str]) -> Chat:

@@ -21,7 +21,7 @@ from server.answers.delta import DeltaMessage
 from server.chat import Answers
 from server.errors import error_object
 from server.generation import Generation
-from server.logprobs import TokenLogprob, chat_logprobs, spelling
+from server.logprobs import TokenLogprob, chat_logprobs
 from server.openai.responses.models import OutputItem, ReasoningPart, ResponseObject, Status, TextPart, new_id
 from server.sse import named_event
 
@@ -158,7 +158,7 @@ class ResponseWriter:
             self._start()
             self.generation.latest[0] = output
             if output.logprobs:
-                self._undecided += chat_logprobs(spelling(tokenizer, None), tokenizer, output.logprobs)["content"]
+                self._undecided += chat_logprobs(tokenizer, output.logprobs)["content"]
             if delta := self.answers.delta(0, output):
                 self._add(delta)
             if output.finish_reason is not None:
