@@ -82,11 +82,12 @@ async def start_chat(serving: Serving, chat: Chat, id_prefix: str) -> tuple[Gene
 
     Raises `InvalidRequest` for what the template, the grammar or the context refuse.
     """
-    if len(chat.tools) > MAX_TOOLS:
-        raise InvalidRequest(f"a request may have {MAX_TOOLS} tools; got {len(chat.tools)}", param="tools")
     if chat.sampling.get("structured") is None:  # the grammar, if there is one, is that of the tools
-        chat = dataclasses.replace(chat, field_names={**chat.field_names, "structured": "tools"})
+        field = chat.field_names.get("tools", "tools")
+        chat = dataclasses.replace(chat, field_names={**chat.field_names, "structured": field})
     with naming(chat.field_names):
+        if len(chat.tools) > MAX_TOOLS:
+            raise InvalidRequest(f"a request may have {MAX_TOOLS} tools; got {len(chat.tools)}", param="tools")
         rendered = await render(serving, chat, must_fit=chat.truncate_prompt_tokens is None)
         reading = _Reading(serving, chat, rendered.text)
         prompt = await _prompt(serving, chat, await reading.sampling(), rendered)

@@ -117,7 +117,7 @@ class Serving:
         """Raises `InvalidRequest` before anything is made per choice."""
         limit = self.config.max_choices
         if num_prompts * n > limit:
-            message = f"a request may have {limit} choices; got {num_prompts} prompts with n = {n}"
+            message = f"a request may have {limit} choices; got {num_prompts} prompts with {n} each"
             raise InvalidRequest(message, param="n" if n > 1 else "prompt")
 
 

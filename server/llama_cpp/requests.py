@@ -101,6 +101,7 @@ _FILE_SEPARATOR, _REPOSITORY = "<|file_sep|>", "<|repo_name|>"
 async def native_generation(serving: Serving, body: NativeCompletionRequest | InfillRequest) -> Generation:
     """The generation that the request asks for. Raises `InvalidRequest` naming the field."""
     names = {**_FIELD_NAMES, "structured": "grammar" if body.json_schema is None else "json_schema"}
+    names |= {"prompt": "input_prefix"} if isinstance(body, InfillRequest) else {}
     with naming(names):
         params = await _params(serving, body)
         items = [body] if isinstance(body, InfillRequest) else _prompts(body.prompt)

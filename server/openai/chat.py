@@ -176,7 +176,7 @@ def chat_of(body: ChatRequest, config: ServerConfig) -> Chat:
         chat_template=body.chat_template,
         template_kwargs=_template_kwargs(body),
         sampling=sampling,
-        field_names={"prompt": "messages", **body.field_names},
+        field_names={"prompt": "messages", "tools": "functions" if body.functions else "tools", **body.field_names},
         thinking_token_budget=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=body.truncation_side or "left",
@@ -194,7 +194,7 @@ def _tools(body: ChatRequest, passed_over: list[str]) -> tuple[CallMode, list[di
     named: Any = body.function_call
     if isinstance(named, dict):
         named = {"type": "function", **named}
-    with naming({"tools": "functions", "tool_choice": "function_call"} if functions or named else {}):
+    with naming({"tool_choice": "function_call"} if named else {}):
         tools = offered(body.tools or functions, passed_over, where="functions" if functions else "tools")
         return tool_choice(body.tool_choice or named, tools)
 

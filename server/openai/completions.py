@@ -61,6 +61,10 @@ class CompletionRequest(GenerationRequest):
     add_special_tokens: bool | None = None
     """Put the tokenizer's own tokens, such as the beginning of sequence, around text prompts (default true)."""
 
+    @property
+    def field_names(self) -> dict[str, str]:
+        return super().field_names | ({} if self.best_of is None else {"n": "best_of"})
+
 
 class CompletionChoice(Choice, PromptFields):
     """The same for whole answers and chunks."""
@@ -87,13 +91,13 @@ async def completions(body: CompletionRequest, request: ParsedRequest, serving: 
 
 async def completion_prompts(serving: Serving, body: CompletionRequest) -> list[Prompt]:
     """The prompts, in order, checked. Raises `InvalidRequest`."""
-    params = _params(serving, body)
-    items = prompt_list(body.prompt)
-    serving.check_number_of_choices(len(items), params.n)
-    prompts = []
-    for item in items:
-        prompts.append(await _prompt(serving, body, item, params))
-        await asyncio.sleep(0)  # others get their turn between the texts of a long list
+    items, prompts = prompt_list(body.prompt), []
+    with naming(body.field_names):
+        params = _params(serving, body)
+        serving.check_number_of_choices(len(items), params.n)
+        for item in items:
+            prompts.append(await _prompt(serving, body, item, params))
+            await asyncio.sleep(0)  # others get their turn between the texts of a long list
     return prompts
 
 
@@ -130,8 +134,7 @@ async def _prompt(serving: Serving, body: CompletionRequest, prompt: str | list[
     token_ids = truncated(token_ids, body.truncate_prompt_tokens, room, body.truncation_side or "left")
     if params.max_tokens is None:
         params = msgspec.structs.replace(params, max_tokens=min(DEFAULT_MAX_TOKENS, max(1, limit - len(token_ids))))
-    with naming(body.field_names):
-        engine.validate(token_ids, params)
+    engine.validate(token_ids, params)
     if not body.echo:
         return Prompt(token_ids, params)
     as_given = isinstance(prompt, str) and body.truncate_prompt_tokens is None

@@ -351,6 +351,7 @@ async def test_many_tools(client: httpx.AsyncClient, engine: FakeEngine, templat
     says(engine, "x", template)
     many = [{"type": "function", "function": {"name": f"f{number}", "parameters": {}}} for number in range(257)]
     assert (await refused(client, tools=many))["param"] == "tools"
+    assert (await refused(client, functions=[one["function"] for one in many]))["param"] == "functions"
     began = time.perf_counter()
     await answer(client, tools=many[1:], tool_choice="required")
     assert time.perf_counter() - began < 5

@@ -19,6 +19,7 @@ FLAT = {"type": "function", "name": "get_weather", "parameters": PARAMETERS}
 NESTED = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS}}
 STRICT = {"type": "function", "function": {"name": "get_weather", "parameters": PARAMETERS, "strict": True}}
 MINE = {"name": "get_weather", "input_schema": PARAMETERS, "strict": True}
+NAME = {"name": "get_weather"}
 HELLO = [{"role": "user", "content": "hi"}]
 SPACE = {"type": "namespace", "name": "team", "description": "Others", "tools": [{**FLAT, "name": "spawn"}, FLAT]}
 OF_OPENAI: list[dict[str, Any]] = [
@@ -369,6 +370,7 @@ async def test_functions_under_their_older_name(client: httpx.AsyncClient, engin
     ("path", "fields"),
     [
         ("/v1/chat/completions", {"messages": HELLO, "tools": [STRICT], "response_format": {"type": "text"}}),
+        ("/v1/chat/completions", {"messages": HELLO, "functions": [STRICT["function"]], "function_call": NAME}),
         ("/v1/responses", {"input": "hi", "tools": [{**FLAT, "strict": True}], "text": {"format": {"type": "text"}}}),
         ("/v1/messages", {"messages": HELLO, "max_tokens": 9, "tools": [MINE]}),
         ("/api/chat", {"messages": HELLO, "tools": [STRICT]}),
@@ -381,4 +383,5 @@ async def test_a_grammar_of_tools_alone_is_refused_by_their_name(
     response = await client.post(path, json={"model": "fake", **fields})
     error = response.json()["error"]
     assert response.status_code == 400
-    assert error == "tools: no such keyword" if path == "/api/chat" else error["param"] == "tools"
+    field = "functions" if "functions" in fields else "tools"
+    assert error == "tools: no such keyword" if path == "/api/chat" else error["param"] == field

@@ -119,6 +119,12 @@ async def test_a_limit_beyond_the_context_is_the_contexts(client: httpx.AsyncCli
     assert engine.requests[-1][2].max_tokens == 997
 
 
+async def test_a_prefix_that_is_too_long_is_named(client: httpx.AsyncClient) -> None:
+    response = await client.post("/infill", json={"input_prefix": "a" * 2000, "input_suffix": "b"})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "input_prefix"
+
+
 async def test_samplers_that_there_are_not_are_named(client: httpx.AsyncClient) -> None:
     body = {"prompt": "a", "n_predict": 2, "samplers": ["infill"], "mirostat": 2, "cache_prompt": True, "id_slot": 0}
     response = await client.post("/completion", json={**body, "repeat_penalty": 1.1, "repeat_last_n": 64})
