@@ -124,7 +124,7 @@ class Connection(HttpToolsProtocol):
         """
         data = self.head + data
         end = data.find(_HEAD_END)
-        if end < 0 and data[:1].isalpha():  # else it is no HTTP, which the parser says at once
+        if end < 0 and data[:1].isalpha() and b"\n\n" not in data:  # else it is no HTTP, which the parser says at once
             self.head = data
             return b""
         self.head = b""

@@ -67,6 +67,8 @@ def check_head(scope: Mapping[str, Any], config: ServerConfig) -> None:
     if target + sum(map(len, itertools.chain.from_iterable(headers))) > config.max_header_bytes:
         message = f"a request's target and headers may have {config.max_header_bytes} bytes"
         raise HeaderTooLarge(message, code="header_too_large")
+    if scope["http_version"] not in ("1.1", "1.0"):
+        raise InvalidRequest("a request must have version 1.1 or 1.0 of HTTP", code="invalid_http")
     num_hosts = names.count(b"host")
     if num_hosts > 1 or (not num_hosts and scope["http_version"] != "1.0"):  # as RFC 9112, 3.2, asks
         raise InvalidRequest("a request must have one header Host", code="invalid_http")

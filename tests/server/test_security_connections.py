@@ -103,6 +103,9 @@ def check_refused(received: bytes, status: int, code: str) -> dict[str, str]:
     [
         b"hello\r\n\r\n",
         b"GET /health HTTP/9.9\r\n\r\n",
+        b"GET /health HTTP/2.0\r\nHost: x\r\n\r\n",
+        b"GET /health\r\nHost: x\r\n\r\n",
+        b"GET /health HTTP/1.1\nHost: x\n\n",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"CONNECT a:1 HTTP/1.1\r\n\r\n",
         b"GET health HTTP/1.1\r\n\r\n",
