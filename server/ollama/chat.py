@@ -275,7 +275,7 @@ def _prompt(body: OllamaGenerateRequest, serving: Serving) -> Chat:
         prompt_prefix=context,
         sampling=_sampling(body, serving),
         template_kwargs=body.thinking,
-        field_names=_FIELD_NAMES,
+        field_names={"messages": "prompt", **_FIELD_NAMES},
         fit_max_tokens=True,
         timeout=body.timeout_s,
     )

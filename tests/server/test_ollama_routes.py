@@ -517,6 +517,17 @@ async def test_format_constrains_the_answer(
     assert "format" in await refused(client, route, format=form)
 
 
+@pytest.mark.parametrize(("route", "field"), [("chat", "messages"), ("generate", "prompt")])
+async def test_what_a_template_refuses_is_named(
+    client: httpx.AsyncClient, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, route: str, field: str
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise InvalidRequest("no", param="messages")
+
+    monkeypatch.setattr(engine, "render_chat", refuse)
+    assert await refused(client, route) == f"{field}: no"
+
+
 async def test_an_empty_format_constrains_nothing(client: httpx.AsyncClient, engine: FakeEngine) -> None:
     await answer(client, format="")
     assert engine.requests[0][2].structured is None
