@@ -1,12 +1,12 @@
 """Tools as all chat protocols have them: which are offered, what calls were given, and what they gave."""
 
-import json
 from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from configs.errors import InvalidRequest, shown
+from server.answers.reader import json_text
 from server.bodies import Hint
 
 _HINTS = {
@@ -117,15 +117,15 @@ def arguments_in_history(given: Any, where: str, param: str) -> dict[str, Any]:
     """
     if isinstance(given, dict) and not _is_too_deep(given):
         return given
-    text = given if isinstance(given, str) else json_text(given, where, param)
+    text = given if isinstance(given, str) else checked_json(given, where, param)
     return tool_input(text) if text else {}
 
 
-def json_text(value: Any, where: str, param: str) -> str:
+def checked_json(value: Any, where: str, param: str) -> str:
     """The value as JSON text. Raises `InvalidRequest` naming it where it is nested too deeply."""
     if _is_too_deep(value):
         raise InvalidRequest(f"{where} is nested too deeply", param=param)
-    return json.dumps(value, ensure_ascii=False)
+    return json_text(value)
 
 
 def _is_too_deep(value: Any) -> bool:

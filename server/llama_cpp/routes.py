@@ -1,5 +1,6 @@
 """llama.cpp's own routes: POST /completion and /infill, GET /props and /slots."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -196,8 +197,8 @@ class NativeWriter(EventWriter):
     def error(self, error: Exception) -> bytes:
         return event(openai_error(error))
 
-    def _chunk(self, index: int, output: RequestOutput) -> dict[str, Any]:
-        chunk = {
+    def _chunk(self, index: int, output: RequestOutput) -> NativeCompletion:
+        chunk: NativeCompletion = {
             "index": index,
             "content": output.text,
             "tokens": output.token_ids,
@@ -210,7 +211,7 @@ class NativeWriter(EventWriter):
             chunk["completion_probabilities"] = [self._logprobs(one) for one in output.logprobs]
         return chunk
 
-    def _answer(self, index: int, output: RequestOutput) -> dict[str, Any]:
+    def _answer(self, index: int, output: RequestOutput) -> NativeCompletion:
         serving, params = self.generation.serving, self.generation.prompt_of(index).params
         word = output.stop_reason if isinstance(output.stop_reason, str) else ""
         return {
@@ -236,7 +237,7 @@ class NativeWriter(EventWriter):
         raw = list(self.tokenizer.token_bytes(token_id))
         return {"id": token_id, "token": self.spell(token_id), "bytes": raw, "logprob": max(LOWEST, logprob)}
 
-    def _picked(self, answer: Any) -> Any:
+    def _picked(self, answer: NativeCompletion) -> Mapping[str, object]:
         """The answer, or those of its fields that the request asks for by name."""
         if not self.body.response_fields:
             return answer
@@ -251,16 +252,17 @@ def _at(value: Any, path: str) -> Any:
     return value
 
 
-def _timings(latest: RequestOutput) -> dict[str, float]:
-    """The `Timings` of one answer of the request."""
-    phases, cached = current_phases(), latest.num_cached_tokens
-    timings: dict[str, float] = {"cache_n": cached}
-    for name, count, seconds in (
-        ("prompt", latest.num_prompt_tokens - cached, phases.queue + phases.prefill),
-        ("predicted", latest.num_output_tokens, phases.decode),
-    ):
-        timings[f"{name}_n"] = count
-        timings[f"{name}_ms"] = seconds * 1e3
-        timings[f"{name}_per_token_ms"] = seconds * 1e3 / max(1, count)
-        timings[f"{name}_per_second"] = count / seconds if seconds else 0.0
-    return timings
+def _timings(latest: RequestOutput) -> Timings:
+    phases, output = current_phases(), latest.num_output_tokens
+    computed, seconds = latest.num_prompt_tokens - latest.num_cached_tokens, phases.queue + phases.prefill
+    return {
+        "cache_n": latest.num_cached_tokens,
+        "prompt_n": computed,
+        "prompt_ms": seconds * 1e3,
+        "prompt_per_token_ms": seconds * 1e3 / max(1, computed),
+        "prompt_per_second": computed / seconds if seconds else 0.0,
+        "predicted_n": output,
+        "predicted_ms": phases.decode * 1e3,
+        "predicted_per_token_ms": phases.decode * 1e3 / max(1, output),
+        "predicted_per_second": output / phases.decode if phases.decode else 0.0,
+    }

@@ -15,7 +15,7 @@ from server.openai.messages import part_text
 from server.openai.responses.models import Item, ResponseObject, ResponsesRequest, Status, item_kind, new_id
 from server.sampling import given_fields
 from server.structured import response_format, structured_outputs
-from server.tools import arguments_in_history, flat_name, json_text, offered, result_text, tool_choice
+from server.tools import arguments_in_history, checked_json, flat_name, offered, result_text, tool_choice
 
 _LOGPROBS = "message.output_text.logprobs"
 _FIELD_NAMES = {"messages": "input", "prompt": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
@@ -82,7 +82,7 @@ def _call(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[str,
     else:
         call["name"] = kind.removesuffix("_call")
         arguments = {key: value for key, value in item.items() if key not in _ABOUT_ITEMS}
-    text = arguments if isinstance(arguments, str) else json_text(arguments, where, "input")
+    text = arguments if isinstance(arguments, str) else checked_json(arguments, where, "input")
     return "function_call", {**call, "arguments": text}
 
 
@@ -96,7 +96,7 @@ def _output(item: Any, where: str, passed_over: list[str]) -> tuple[str, dict[st
     if is_typed or item["type"] in ("function_call_output", "custom_tool_call_output"):
         output = result_text(parts, f"{where}.output", "input", passed_over)
     elif not isinstance(output, str):  # of a shell, say
-        output = json_text(output, f"{where}.output", "input")
+        output = checked_json(output, f"{where}.output", "input")
     return "function_call_output", {"call_id": call_id, "output": output}
 
 
