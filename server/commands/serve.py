@@ -64,13 +64,14 @@ async def _serve(config: ServerConfig, listener: socket.socket) -> str | None:
     _say(config, f"Octavo {version()}: loading {config.model}")
     importing = asyncio.create_task(asyncio.to_thread(importlib.import_module, "server.http_server"))
     starting = asyncio.create_task(_start_engine(config))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, starting.cancel)  # as Ctrl-C does
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, starting.cancel)
     try:
-        engine = await starting
+        http_server, engine = await importing, await starting
     except asyncio.CancelledError as error:
+        if (task := asyncio.current_task()) and task.cancelling():  # Ctrl-C
+            raise
         raise UsageError("stopped while loading") from error
     try:
-        http_server = await importing
         server = http_server.make_server(engine, config, model_name(config))
         gc.freeze()  # what was loaded stays: collections need not walk it
         server.stop_on_signals()

@@ -172,6 +172,19 @@ def wait_for_new(server: LiveServer) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.parametrize(
+    ("number", "code", "said"), [(signal.SIGINT, 130, ""), (signal.SIGTERM, 2, "stopped while loading")]
+)
+def test_a_signal_ends_a_server_that_loads(folder: str, tmp_path: Path, number: int, code: int, said: str) -> None:
+    with live_server(tmp_path / "log", *CONTEXT, model=folder) as server:
+        while "loading" not in server.log.read_text() or not (processes := server.children()):
+            time.sleep(0.01)
+        server.process.send_signal(number)
+        assert server.process.wait(20) == code
+        assert "".join(server.log.read_text().splitlines()[1:]).removeprefix("octavo: error: ") == said
+        check_gone(server, processes)
+
+
 def test_sigterm_to_all_processes_lets_what_runs_finish(folder: str, tmp_path: Path) -> None:
     with started(folder, tmp_path) as server, httpx.Client() as idle:
         idle.get(f"{server.url}/health")
