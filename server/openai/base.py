@@ -119,9 +119,12 @@ class GenerationRequest(SamplingFields, StreamedRequest):
     @property
     def field_names(self) -> dict[str, str]:
         """The request's names of fields, where they differ from the engine's."""
-        newer_name = None if self.max_completion_tokens is None else "max_completion_tokens"
-        names = {"structured": structured_field(self), "max_tokens": newer_name}
+        names = {"structured": structured_field(self), "max_tokens": self._max_tokens_name}
         return {name: field for name, field in names.items() if field}
+
+    @property
+    def _max_tokens_name(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     def given_sampling(self, config: ServerConfig) -> dict[str, Any]:
         """Fields of `SamplingParams` that the request gives. max_tokens is None when it leaves it out.
@@ -130,7 +133,7 @@ class GenerationRequest(SamplingFields, StreamedRequest):
         """
         self.check_stream_options()
         given = given_fields(self, config)
-        name = self.field_names.get("max_tokens", "max_tokens")
+        name = self._max_tokens_name
         max_tokens = getattr(self, name)
         if max_tokens == 0 and not self.echo and self.prompt_logprobs is None:  # nor is there anything else to say
             raise InvalidRequest(f"{name} must be at least 1; got 0", param=name)

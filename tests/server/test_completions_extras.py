@@ -186,7 +186,8 @@ async def test_a_grammar_that_cannot_be_compiled_names_its_field(
     client: httpx.AsyncClient, engine: FakeEngine, streamed: bool
 ) -> None:
     engine.fail_after = (0, InvalidRequest("no such type", param="structured"))
-    fields = {"structured_outputs": {"json": {"type": "wrong"}}, "stream": streamed}
+    neutral = {"response_format": {"type": "text"}}
+    fields = {"structured_outputs": {"json": {"type": "wrong"}}, "stream": streamed, **neutral}
     assert (await refused(client, **fields))["param"] == "structured_outputs"
 
 
