@@ -147,8 +147,10 @@ class LLM:
             self._engine.embed(token_ids, request_id=request_id, pooling=pooling, **_engine_options(options))
         )
 
-    def _complete(self, requests: list[CompletedRequest], *given: Any) -> list[CompletedRequest]:
-        deque(self._stream(requests, *given, whole=True), maxlen=0)
+    def _complete(
+        self, requests: list[CompletedRequest], params: Params, options: RequestOptions
+    ) -> list[CompletedRequest]:
+        deque(self._stream(requests, params, options, whole=True), maxlen=0)
         return requests
 
     def _stream(
@@ -197,7 +199,7 @@ class LLM:
         return requests
 
     async def _rendered(self, messages: Sequence[Any], template_kwargs: dict[str, Any]) -> list[CompletedRequest]:
-        chats = [messages] if isinstance(messages[0], Mapping) else messages
+        chats = [messages] if messages and isinstance(messages[0], Mapping) else messages
         rendered = [await self._engine.render_chat(chat, **template_kwargs) for chat in chats]
         return [CompletedRequest(text, token_ids) for text, token_ids in rendered]
 
@@ -243,7 +245,7 @@ async def _all(work: Iterator[Coroutine[Any, Any, None]]) -> None:
 
 
 def _taken_options(keywords: dict[str, Any]) -> RequestOptions:
-    """Which are not among the keywords any more."""
+    """The options among the keywords, which loses them."""
     names = keywords.keys() & RequestOptions.__annotations__.keys()
     return cast(RequestOptions, {name: keywords.pop(name) for name in names})
 

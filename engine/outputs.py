@@ -35,7 +35,7 @@ OutputBatch = list[tuple[int, RequestOutput]]
 
 @dataclass
 class CompletionOutput:
-    """One finished choice."""
+    """One choice: all that has come of it, which is all there will be once it has a finish reason."""
 
     index: int
     text: str = ""
@@ -53,18 +53,19 @@ class CompletionOutput:
     delta: str = field(default="", compare=False)
     """Text that is new since `LLM.stream` gave the request last."""
 
-    def extend(self, delta: RequestOutput) -> None:
-        self.text += delta.text
-        self.delta = delta.text
-        self.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + delta.logprobs
-        if delta.prompt_logprobs is not None:
-            self.prompt_logprobs = delta.prompt_logprobs
-        if delta.embedding is not None:
-            self.embedding = delta.embedding
-        self.finish_reason = delta.finish_reason
-        self.stop_reason = delta.stop_reason
+    def extend(self, new: RequestOutput) -> None:
+        self.text += new.text
+        self.delta = new.text
+        self.token_ids += new.token_ids
+        if new.logprobs is not None:
+            self.logprobs = [] if self.logprobs is None else self.logprobs
+            self.logprobs += new.logprobs
+        if new.prompt_logprobs is not None:
+            self.prompt_logprobs = new.prompt_logprobs
+        if new.embedding is not None:
+            self.embedding = new.embedding
+        self.finish_reason = new.finish_reason
+        self.stop_reason = new.stop_reason
 
 
 @dataclass

@@ -112,6 +112,7 @@ def test_chat(llm):
     messages = [{"role": "user", "content": "Hi"}]
     [one] = llm.chat(messages, GREEDY)
     assert llm.chat([messages, messages], GREEDY)[1].outputs == one.outputs
+    assert llm.chat([], GREEDY) == []
     assert one.prompt_token_ids == llm.tokenizer.encode(
         "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", False
     )
