@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeVar
 
 from configs.sampling import Reasoning, SamplingParams, ThinkingBudget
 
-from .checkpoints import Checkpoint
 from .input_processor import InputProcessor, RenderedChat
 from .messages import CoreReady
 from .text.encode_process import encode_in_process
@@ -39,10 +38,6 @@ class AsyncInputs:
     @property
     def tokenizer(self) -> Tokenizer:
         return self._inputs.tokenizer
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        return self._inputs.checkpoint
 
     @property
     def default_sampling(self) -> dict[str, Any]:

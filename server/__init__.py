@@ -1,8 +1,11 @@
 """The HTTP server and the command line."""
 
+from functools import cache
 
+
+@cache
 def version() -> str:
-    """Of the installed distribution; a bare checkout has none."""
+    """The version of the installed distribution; a bare checkout has none."""
     from importlib import metadata
 
     try:

@@ -12,7 +12,7 @@ from server import version
 from server.bodies import BodyRoute
 from server.errors import ErrorResponse
 from server.metrics.prometheus import OPENMETRICS, TEXT
-from server.page import INDEX, PageFiles
+from server.page import INDEX, PAGE
 from server.serving import Model, Serving, ServingOf
 
 router = APIRouter(route_class=BodyRoute, tags=["Server"])
@@ -105,7 +105,7 @@ async def entrance(request: Request, serving: ServingOf) -> Response:
     """The page for browsers; other clients, which want to see that somebody is there, get a few words."""
     wants_page = serving.config.page and "text/html" in request.headers.get("accept", "")
     words = JSONResponse(Entrance().model_dump())
-    response = await PageFiles().get_response(INDEX, request.scope) if wants_page else words
+    response = await PAGE.get_response(INDEX, request.scope) if wants_page else words
     response.headers["vary"] = "Accept"
     return response
 

@@ -28,7 +28,7 @@ from server.ollama import catalog as ollama_catalog
 from server.ollama import chat as ollama_chat
 from server.openai import chat, completions, embeddings
 from server.openai.responses import routes as responses
-from server.page import PageFiles
+from server.page import PAGE
 from server.serving import Serving
 
 PROTOCOLS = (
@@ -61,7 +61,7 @@ def create_app(engine: AsyncEngine, config: ServerConfig, model_name: str) -> Fa
     for protocol in PROTOCOLS:
         app.router.routes += protocol.router.routes  # `include_router` wraps each route
     if config.page:
-        app.mount("/page", PageFiles())
+        app.mount("/page", PAGE)
     routes = [route for route in app.router.routes if isinstance(route, Route)]
 
     async def answer_error(request: Request, error: Exception) -> Response:

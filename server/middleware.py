@@ -46,7 +46,6 @@ class RequestMiddleware:
         with requests.track(scope) as record, contextlib.ExitStack() as scope[UNTIL_ANSWERED]:
             if scope["method"] == "HEAD":
                 scope["method"] = "GET"
-
             send_with_headers = self._sender(scope, record, added, send)
             try:
                 response = self.admission.admit(scope, added)

@@ -13,6 +13,10 @@ _DROPPED = "x-octavo-dropped-messages"
 """The header that says how many messages were left out."""
 _CUT_TO = "x-octavo-prompt-cut-to"
 """The header that says how many tokens were left of a prompt."""
+_CHARACTERS = 8
+"""More than the mean token has, in most texts."""
+_MARGIN = 64
+"""Tokens at a cut, which may be others than in the whole text."""
 Shorten = Callable[[Chat, Serving], Awaitable[Chat | None]]
 
 
@@ -113,12 +117,6 @@ async def encode_part(
             return token_ids
         size *= 4
     return await serving.engine.encode(text, add_special_tokens=add_special_tokens)
-
-
-_CHARACTERS = 8
-"""More than the mean token has, in most texts."""
-_MARGIN = 64
-"""Tokens at a cut, which may be others than in the whole text."""
 
 
 def room_for_prompt(serving: Serving) -> int:

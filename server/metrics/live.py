@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 from fastapi import APIRouter
-from pydantic import ConfigDict, with_config
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -23,7 +22,7 @@ from server.errors import ErrorResponse, openai_error
 from server.metrics.records import current_owner
 from server.middleware import METHOD
 from server.serving import Serving, ServingOf
-from server.sse import EventStream, event
+from server.sse import EventStream, EventWriter, event
 
 router = APIRouter(route_class=BodyRoute, tags=["Server"])
 
@@ -88,7 +87,6 @@ class LiveEngine(TypedDict):
     hold the block, 254 at most; 255 is a free block with content that can be found again."""
 
 
-@with_config(ConfigDict(use_attribute_docstrings=True))
 class Live(TypedDict):
     """Counts of tokens are since the start of the server."""
 
@@ -106,7 +104,7 @@ class Live(TypedDict):
     """Null while it cannot tell."""
 
 
-class LiveView:
+class LiveView(EventWriter):
     """How the engine is, asked once for all who want to know at about the same time; and the writer of their events."""
 
     def __init__(self, serving: Serving) -> None:
@@ -178,9 +176,6 @@ class LiveView:
 
     def events(self, live: bytes) -> bytes:
         return event(live)
-
-    def end(self) -> bytes:
-        return b""
 
     def error(self, error: Exception) -> bytes:
         return event(openai_error(error))

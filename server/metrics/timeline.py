@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import msgspec
 from fastapi import APIRouter
-from pydantic import ConfigDict, with_config
 from starlette.requests import Request
 from starlette.responses import Response
 from typing_extensions import TypedDict
@@ -76,7 +75,6 @@ class ChoiceTimeline(TypedDict):
     """Seconds between two tokens, on average."""
 
 
-@with_config(ConfigDict(use_attribute_docstrings=True))
 class RequestTimeline(TypedDict):
     id: str
     """The X-Request-Id."""

@@ -39,9 +39,6 @@ HEADERS = {
 class PageFiles(StaticFiles):
     """Everybody may have them: they know nothing of what is served."""
 
-    def __init__(self) -> None:
-        super().__init__(directory=FOLDER)
-
     def lookup_path(self, path: str) -> tuple[str, Any]:
         return super().lookup_path(path) if Path(path).suffix in TYPES else ("", None)
 
@@ -51,3 +48,6 @@ class PageFiles(StaticFiles):
         if "content-type" in response.headers:
             response.headers["content-type"] = TYPES[Path(args[0]).suffix]
         return response
+
+
+PAGE = PageFiles(directory=FOLDER)
