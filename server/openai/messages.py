@@ -12,7 +12,7 @@ from server.sampling import Text
 from server.tools import arguments_in_history, result_text
 
 
-class TextPart(TypedDict):
+class ChatTextPart(TypedDict):
     type: Literal["text", "input_text", "output_text"]
     text: str
 
@@ -22,7 +22,7 @@ class RefusalPart(TypedDict):
     refusal: str
 
 
-Content = str | list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]]
+Content = str | list[Annotated[ChatTextPart | RefusalPart, Field(discriminator="type")]]
 
 
 class CalledFunction(TypedDict):
@@ -112,19 +112,19 @@ class Function(FunctionName):
     """A JSON schema."""
 
 
-class FunctionTool(TypedDict):
+class ChatFunctionTool(TypedDict):
     type: Literal["function"]
     function: Function
 
 
-class OtherTool(TypedDict):
+class ChatOtherTool(TypedDict):
     """Of OpenAI's own servers: passed over, and named in the answer's header."""
 
     type: Annotated[str, Field(json_schema_extra={"not": {"const": "function"}})]
 
 
 Tool = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")],
+    Annotated[ChatFunctionTool, Tag("function")] | Annotated[ChatOtherTool, Tag("other")],
     Discriminator(lambda given: "function" if type_of(given) in (None, "function") else "other"),
 ]
 

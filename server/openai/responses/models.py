@@ -221,7 +221,7 @@ class ReasoningOptions(TypedDict, total=False):
 
 
 @CLOSED
-class StreamOptions(TypedDict):
+class ResponseStreamOptions(TypedDict):
     include_obfuscation: NotRequired[Literal[False] | None]
     """Only false is honoured: events are not padded."""
 
@@ -248,7 +248,7 @@ class ResponsesRequest(SamplingFields, ModelRequest):
     background: bool | None = None
     """Answer at once, and go on whether or not the client stays."""
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ResponseStreamOptions | None = None
     include: list[Includable] | None = None
     """Only logprobs add anything: reasoning items hold their text in the open, the others cannot come."""
     max_output_tokens: Annotated[int, Field(ge=1, lt=2**63)] | None = None
