@@ -106,7 +106,11 @@ _FIELDS: dict[str, Callable[[Any], StructuredOutput | None]] = {
 
 def structured_output(body: RequestBody) -> StructuredOutput | None:
     """The language that one of these fields gives. Raises `InvalidRequest` naming one of two that contradict."""
-    found = _constraints(body)
+    found = [
+        (field, converted)
+        for field, convert in _FIELDS.items()
+        if (value := getattr(body, field)) is not None and (converted := convert(value)) is not None
+    ]
     if any(not _is_same(found[0][1], other) for _, other in found[1:]):  # clients write old and new names together
         names = " and ".join(field for field, _ in found)
         raise InvalidRequest(f"{names} exclude each other", param=found[1][0])
@@ -114,16 +118,11 @@ def structured_output(body: RequestBody) -> StructuredOutput | None:
 
 
 def structured_field(body: RequestBody) -> str | None:
-    """The field that gives the language."""
-    return next((field for field, _ in _constraints(body)), None)
-
-
-def _constraints(body: RequestBody) -> list[tuple[str, StructuredOutput]]:
-    """What the fields ask for, by field; a format of plain text asks for nothing. Raises `InvalidRequest`."""
-    given = (
-        (field, convert(value)) for field, convert in _FIELDS.items() if (value := getattr(body, field)) is not None
-    )
-    return [(field, converted) for field, converted in given if converted is not None]
+    """The field that gives the language, found without a look into schemas, which may be large."""
+    given = {field: value for field in _FIELDS if (value := getattr(body, field)) is not None}
+    if given.get("response_format", {}).get("type") == "text":
+        del given["response_format"]
+    return next(iter(given), None)
 
 
 def _is_same(one: StructuredOutput, other: StructuredOutput) -> bool:
