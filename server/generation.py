@@ -56,6 +56,16 @@ class GenerationOptions:
     """Parts of the request that nothing follows from, for the header that names them."""
 
 
+def new_ids(serving: Serving, id_prefix: str, request_id: str | None) -> tuple[str, str]:
+    """Ids of the answer and of the engine's request, which differ since clients with other keys may choose the same
+    `request_id`. Raises `InvalidRequest` where another request of this key has it."""
+    if request_id:
+        serving.requests.claim(request_id)
+    answer_id = id_prefix + (request_id or uuid.uuid4().hex)
+    owner = current_owner()
+    return answer_id, f"{answer_id}-{owner}" if request_id and owner else answer_id
+
+
 class Generation:
     """The choices of one request. Choice `prompt * n + j` is the j-th of its prompt."""
 
@@ -63,12 +73,7 @@ class Generation:
         self.serving = serving
         self.prompts = prompts
         self.n = prompts[0].params.n
-        if options.request_id:
-            serving.requests.claim(options.request_id)
-        self.id = id_prefix + (options.request_id or uuid.uuid4().hex)
-        owner = current_owner()
-        self._engine_id = f"{self.id}-{owner}" if options.request_id and owner else self.id
-        """Clients with other keys may choose the same id."""
+        self.id, self._engine_id = new_ids(serving, id_prefix, options.request_id)
         note_response(self.id, self.n if options.beam_length_penalty is None else 1)
         self.created = int(time.time())
         self.latest: list[RequestOutput | None] = [None] * (len(prompts) * self.n)

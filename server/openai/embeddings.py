@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Generic, Literal, NotRequired, TypeVar
 
@@ -20,7 +19,7 @@ from configs.sampling import SamplingParams
 from server.bodies import BodyRoute, ParsedRequest, Unsupported, one_of
 from server.documented import given
 from server.errors import error_statuses
-from server.generation import naming
+from server.generation import naming, new_ids
 from server.metrics.records import note_response
 from server.openai.base import PromptUsage, ScheduledRequest
 from server.openai.chat import ChatPromptFields
@@ -280,16 +279,17 @@ async def embedded(
     """
     prompts = await request.prepare(prompting)
     num_tokens = sum(map(len, prompts))
+    answer_id, engine_id = new_ids(serving, id_prefix, body.request_id)
     head: EmbeddingHead = {
-        "id": id_prefix + uuid.uuid4().hex,
+        "id": answer_id,
         "model": serving.model.id,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-    note_response(head["id"])
+    note_response(answer_id)
     setting = serving.config.pooling
     work = serving.engine.embed(
         prompts,
-        request_id=head["id"],
+        request_id=engine_id,
         pooling=body.pooling or (serving.engine.default_pooling if setting == "auto" else setting),
         priority=body.priority or 0,
         cache_salt=own_cache_salt(body.cache_salt),

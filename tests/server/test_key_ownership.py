@@ -165,6 +165,7 @@ PATHS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/completions", {"prompt": "hi"}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
     ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}}),
+    ("/v1/embeddings", {"input": "hi"}),
 ]
 
 
