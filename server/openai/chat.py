@@ -48,16 +48,16 @@ class ChatPromptFields(ModelRequest):
     tools: list[Tool] | None = None
     mm_processor_kwargs: Annotated[Any, Unsupported(({},))] = None
 
-    async def rendered(self, serving: Serving, **changes: Any) -> RenderedChat:
-        """The prompt as /v1/chat/completions makes it, with `changes` of fields. Raises `InvalidRequest`."""
+    async def rendered(self, serving: Serving) -> RenderedChat:
+        """The prompt as /v1/chat/completions makes it. Raises `InvalidRequest`."""
         fields = {name: getattr(self, name) for name in ChatPromptFields.model_fields}
-        return await render(serving, chat_of(ChatRequest.model_construct(**{**fields, **changes}), serving.config))
+        return await render(serving, chat_of(ChatRequest.model_construct(**fields), serving.config))
 
-    async def prompt_of_messages(self, serving: Serving, *, special: bool, **changes: Any) -> list[int] | None:
+    async def prompt_of_messages(self, serving: Serving, *, special: bool) -> list[int] | None:
         """Token ids, with the tokenizer's own around them if `special`. Without messages None, and `InvalidRequest` for
         fields that only their prompt depends on."""
         if self.messages is not None:
-            prompt = await self.rendered(serving, **changes)
+            prompt = await self.rendered(serving)
             return await serving.engine.encode(prompt.text, add_special_tokens=True) if special else prompt.token_ids
         for name in ("tools", "continue_final_message", "chat_template", "chat_template_kwargs"):
             if getattr(self, name):

@@ -300,8 +300,8 @@ async def embedded(
 
 async def _input_prompts(serving: Serving, body: EmbeddingRequest) -> list[list[int]]:
     """Token ids of each input, or of the chat. Raises `InvalidRequest` for them, or for any field beside them."""
-    special, opened = bool(body.add_special_tokens), bool(body.add_generation_prompt)
-    token_ids = await body.prompt_of_messages(serving, special=special, add_generation_prompt=opened)
+    chat = body.model_copy(update={"add_generation_prompt": bool(body.add_generation_prompt)})
+    token_ids = await chat.prompt_of_messages(serving, special=bool(body.add_special_tokens))
     if token_ids is not None:
         return await prompts_of(serving, body, {"messages": ([token_ids], None)})
     return await prompts_of(serving, body, {"input": (prompt_list(body.input), None)})
