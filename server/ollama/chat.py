@@ -82,7 +82,9 @@ class OllamaRequest(OllamaBody):
     think: bool | str | None = None
     """Whether the template lets the model think; a text is also its `reasoning_effort`."""
     logprobs: bool | None = None
+    """Tell the log-probabilities of the answer's tokens."""
     top_logprobs: NumLogprobs | None = None
+    """And of this many likeliest tokens; without logprobs it is ignored, and reported."""
     truncate: bool | None = None
     """False: refuse what the context does not hold. Else a chat loses its oldest messages, a prompt its beginning."""
     shift: Annotated[bool | None, Hint((False,))] = None
@@ -105,7 +107,8 @@ class OllamaRequest(OllamaBody):
     @property
     def ignored_fields(self) -> list[str]:
         of_options = [f"options.{name}" for name in getattr(self.options, "ignored_fields", ())]
-        return [*dict.fromkeys(super().ignored_fields + of_options)]
+        alone = ["top_logprobs"] if self.top_logprobs and not self.logprobs else []
+        return [*dict.fromkeys(super().ignored_fields + of_options + alone)]
 
 
 class OllamaMessage(TypedDict):

@@ -541,6 +541,8 @@ async def test_logprobs(client: httpx.AsyncClient, route: str) -> None:
     lines = await stream(client, route, logprobs=True, top_logprobs=1)
     assert [one for line in lines for one in line.get("logprobs", [])] == whole["logprobs"]
     assert "logprobs" not in await answer(client, route, top_logprobs=1)
+    assert ignored(await POST[route](client, top_logprobs=1)) == {"top_logprobs"}
+    assert ignored(await POST[route](client, logprobs=True, top_logprobs=1)) == set()
 
 
 async def test_names_of_the_model(client: httpx.AsyncClient) -> None:
