@@ -115,7 +115,7 @@ class AnswerParts(TypedDict, total=False):
 
 
 class ChatDelta(AnswerParts, total=False):
-    role: str
+    role: Literal["assistant"]
     content: str
 
 
@@ -230,8 +230,8 @@ class ChatWriter(OpenAIWriter[ChatRequest]):
         answer = self.answers.whole(output)
         content = self.echoed + answer.content
         message: AssistantAnswer = {
-            **self._written(answer),
             "role": "assistant",
+            **self._written(answer),
             "content": None if answer.tool_calls and not content else content,
             "refusal": None,
         }
