@@ -1,7 +1,7 @@
 """Joined deltas equal the text of the whole, and stop strings end it at the right character and token."""
 
 from itertools import pairwise
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -181,11 +181,11 @@ def test_cost_per_token_is_flat():
     processor = OutputProcessor(BYTE_LEVEL, [], params)
     seconds = []
     for _ in range(20):
-        start = perf_counter()
+        start = process_time()
         for i in range(400):
             push(processor, [ids[i % len(ids)]])
-        seconds.append(perf_counter() - start)
-    assert min(seconds[10:]) < 1.5 * min(seconds[:10])
+        seconds.append(process_time() - start)
+    assert min(seconds[10:]) < 4 * min(seconds[:10])  # 11 times where a token costs what came before it
 
 
 END = BYTE_LEVEL.special_id("<|end|>")
