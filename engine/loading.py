@@ -55,7 +55,8 @@ def load_model(config: EngineConfig, checkpoint: Checkpoint) -> LoadedModel:
         device=device,
         block_size=config.block_size,
         windows=tuple(model.window(layer) for layer in range(model.num_layers)),
-        scale=model.head_dim**-0.5,
+        scale=model.score_scale,
+        softcap=model.attention_softcap,
         kv_cache_dtype=KV_CACHE_DTYPES[config.kv_cache_dtype],
         capability=compute_capability(device),
     )

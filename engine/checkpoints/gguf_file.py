@@ -1,50 +1,29 @@
 """A GGUF file as a Checkpoint: names, shapes and row order become Hugging Face's."""
 
-import math
 import re
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from configs.errors import CheckpointError
-from engine.models.config import ModelConfig, RopeConfig
+from engine.models.config import ModelConfig
 
 from .checkpoint import Checkpoint, StoredTensor
+from .families import BY_GGUF
+from .family import GGUF_CONSTANTS, GGUF_KEYS, Family
 from .gguf_reader import GGUFContents, read_gguf
+from .gguf_rope import ROPE_TENSORS, gguf_rope
 from .gguf_vocabulary import read_vocabulary
-from .hf_config import MAX_FACTOR, MIN_FACTOR, check_rope
-from .values import MAX_CONTEXT, MAX_LAYERS, Values, named
+from .hf_config import common_config
+from .rotary_rows import in_kernels_order
+from .values import Values, named
 
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-
-# GGUF's module name -> Hugging Face's; `.weight` or `.bias` follows. N is the layer.
-MODULE_NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-    "blk.N.attn_norm": "model.layers.N.input_layernorm",
-    "blk.N.attn_q": "model.layers.N.self_attn.q_proj",
-    "blk.N.attn_k": "model.layers.N.self_attn.k_proj",
-    "blk.N.attn_v": "model.layers.N.self_attn.v_proj",
-    "blk.N.attn_output": "model.layers.N.self_attn.o_proj",
-    "blk.N.attn_q_norm": "model.layers.N.self_attn.q_norm",
-    "blk.N.attn_k_norm": "model.layers.N.self_attn.k_norm",
-    "blk.N.ffn_norm": "model.layers.N.post_attention_layernorm",
-    "blk.N.ffn_gate": "model.layers.N.mlp.gate_proj",
-    "blk.N.ffn_up": "model.layers.N.mlp.up_proj",
-    "blk.N.ffn_down": "model.layers.N.mlp.down_proj",
-}
-
-# Divisors of rotary frequencies: part of the configuration, not of the network's weights.
-ROPE_TENSORS = ROPE_FREQS, ROPE_SHORT, ROPE_LONG = (
-    "rope_freqs.weight",
-    "rope_factors_short.weight",
-    "rope_factors_long.weight",
-)
+PER_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+"""Sizes that some architectures give as an array; they have to be equal."""
 
 NO_POOLING, MEAN, LAST = 0, 1, 3
 """Values of `pooling_type` in GGUF's metadata."""
@@ -63,8 +42,10 @@ def open_gguf(file: Path) -> Checkpoint:
     """
     parts = _parts(file)
     metadata = parts[0][1].metadata
-    tensors = _named_tensors(parts)
-    config = _config(parts[0][0], metadata, tensors)
+    family = _family(parts[0][0], metadata)
+    values = _own_values(parts[0][0], metadata, family)
+    tensors = _named_tensors(parts, family)
+    config = _config(values, family, tensors)
     network = {name: tensor for name, tensor in tensors.items() if name not in ROPE_TENSORS}
     own = {key.removeprefix("tokenizer."): value for key, value in metadata.items() if key.startswith("tokenizer.")}
     vocabulary, eos_token_ids = read_vocabulary(Values(parts[0][0], own, "tokenizer."))
@@ -76,8 +57,8 @@ def open_gguf(file: Path) -> Checkpoint:
         eos_token_ids=eos_token_ids,
         tokenizer_source=vocabulary,
         chat_templates=_chat_templates(metadata),
-        pooling="mean" if _own_values(parts[0][0], metadata).get("pooling_type") == MEAN else "last",
-        tensors={name: replace(tensor, row_order=_row_order(config, tensor)) for name, tensor in network.items()},
+        pooling="mean" if values.get("pooling_type") == MEAN else "last",
+        tensors=in_kernels_order(network, config, family, is_interleaved=family.gguf_is_interleaved),
     )
 
 
@@ -103,52 +84,58 @@ def _chat_templates(metadata: dict[str, Any]) -> dict[str, str]:
     return {name: text for name, text in found.items() if isinstance(text, str)}
 
 
-def _config(file: Path, metadata: dict[str, Any], tensors: dict[str, StoredTensor]) -> ModelConfig:
-    arch = Values(file, metadata).get("general.architecture", "unknown")
-    if not isinstance(arch, str) or arch not in ARCHITECTURES:
-        known = ", ".join(ARCHITECTURES)
-        raise CheckpointError(f"{file}: architecture {named(arch)} is not supported; these are: {known}")
-    values = _own_values(file, metadata)
-    embedding = tensors.get("model.embed_tokens.weight")
+def _config(values: Values, family: Family, tensors: dict[str, StoredTensor]) -> ModelConfig:
+    embedding = tensors.get(f"{family.names['embed'][0]}.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(f"{file}: tensor token_embd.weight is missing")
+        raise CheckpointError(f"{values.file}: tensor token_embd.weight is missing")
     _refuse_unsupported(values)
-    hidden_size, num_heads = values.whole("embedding_length"), _uniform(values, "attention.head_count")
-    num_kv_heads = _uniform(values, "attention.head_count_kv", num_heads)
-    if num_heads % num_kv_heads:
-        raise values.refusal("attention.head_count_kv", f"a divisor of {num_heads} is needed")
-    num_layers = values.whole("block_count", most=MAX_LAYERS)
-    head_dim = values.whole("attention.key_length", hidden_size // num_heads, least=4, most=2**16)
+    head_dim = values.whole("head_dim", values.whole("hidden_size") // values.whole("num_attention_heads"), least=4)
     if head_dim % 2 or values.whole("attention.value_length", head_dim) != head_dim:
         raise values.refusal("attention.value_length", f"the even size of keys, {head_dim}, is needed")
-    window = values.whole("attention.sliding_window", 0, least=0)
-    return ModelConfig(
-        architecture=ARCHITECTURES[arch],
+    rotary_dim = values.whole("rope.dimension_count", head_dim, least=2)
+    if rotary_dim != head_dim and ("partial_rotary_factor" not in family.defaults or rotary_dim > head_dim):
+        raise CheckpointError(f"{values.file}: rotary embedding of a part of the head is not supported")
+
+    def has_bias(part: str) -> bool:
+        return part in family.names and f"{family.names[part][0].replace('N', '0')}.bias" in tensors
+
+    config = common_config(
+        values,
+        family,
+        rope=gguf_rope(values, tensors, rotary_dim),
+        rotary_dim=rotary_dim,
         vocab_size=embedding.shape[0],
-        hidden_size=hidden_size,
-        intermediate_size=_uniform(values, "feed_forward_length"),
-        num_layers=num_layers,
-        num_heads=num_heads,
-        num_kv_heads=num_kv_heads,
-        head_dim=head_dim,
-        max_position_embeddings=values.whole("context_length", most=MAX_CONTEXT),
-        rms_norm_eps=values.number("attention.layer_norm_rms_epsilon", most=1),
-        rope=_rope(values, tensors, head_dim),
-        tie_word_embeddings="lm_head.weight" not in tensors,
-        attention_bias="model.layers.0.self_attn.q_proj.bias" in tensors,
-        output_bias="model.layers.0.self_attn.o_proj.bias" in tensors,
-        mlp_bias="model.layers.0.mlp.gate_proj.bias" in tensors,
-        qk_norm=arch == "qwen3",
-        sliding_windows=(window,) * num_layers if window else (),
+        tie_word_embeddings=f"{family.names['head'][0]}.weight" not in tensors,
         dtype=DTYPE_NAMES.get(max(tensors.values(), key=lambda tensor: tensor.num_bytes).dtype, QUANTISED_DTYPE),
     )
+    own = family.read(values, config) | {
+        "attention_bias": has_bias("q") or has_bias("qkv"),
+        "output_bias": has_bias("output"),
+        "mlp_bias": has_bias("up") or has_bias("gate_up"),
+        "norm_offset": 0.0,  # the weights in the file hold it
+    }
+    return msgspec.structs.replace(config, **own)
 
 
-def _own_values(file: Path, metadata: dict[str, Any]) -> Values:
+def _family(file: Path, metadata: dict[str, Any]) -> Family:
+    arch = Values(file, metadata).get("general.architecture", "unknown")
+    if not isinstance(arch, str) or arch not in BY_GGUF:
+        known = ", ".join(BY_GGUF)
+        raise CheckpointError(f"{file}: architecture {named(arch)} is not supported; these are: {known}")
+    return BY_GGUF[arch]
+
+
+def _own_values(file: Path, metadata: dict[str, Any], family: Family) -> Values:
     """The metadata whose keys begin with the architecture's name."""
     prefix = f"{metadata['general.architecture']}."
     own = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    return Values(file, own, prefix)
+    for key in PER_LAYER:
+        if isinstance(sizes := own.get(key), list):
+            if not sizes or any(size != sizes[0] for size in sizes):
+                raise CheckpointError(f"{file}: {prefix}{key} differs from layer to layer, which is not supported")
+            own[key] = sizes[0]
+    constants = {key: value for key, value in family.defaults.items() if key in GGUF_CONSTANTS}
+    return Values(file, {**constants, **family.gguf_defaults} | own, prefix, GGUF_KEYS)
 
 
 def _refuse_unsupported(values: Values) -> None:
@@ -162,76 +149,13 @@ def _refuse_unsupported(values: Values) -> None:
         raise values.refusal("rope.scaling.yarn_ext_factor", "only 1 is supported")
 
 
-def _uniform(values: Values, key: str, default: int | None = None) -> int:
-    """A size that some architectures give per layer, as an array."""
-    given = values.get(key)
-    if not isinstance(given, list):
-        return values.whole(key, default)
-    if not given or any(size != given[0] for size in given):
-        raise CheckpointError(f"{values.file}: {key} differs from layer to layer, which is not supported")
-    return Values(values.file, {key: given[0]}).whole(key)
-
-
-def _rope(values: Values, tensors: dict[str, StoredTensor], head_dim: int) -> RopeConfig:
-    if values.whole("rope.dimension_count", head_dim) != head_dim:
-        raise CheckpointError(f"{values.file}: rotary embedding of a part of the head is not supported")
-    theta = values.number("rope.freq_base", 10000.0, least=2, most=1e30)
-    context_length = values.whole("context_length", most=MAX_CONTEXT)
-    original = values.whole("rope.scaling.original_context_length", context_length, least=2, most=MAX_CONTEXT)
-    scale = {"least": MIN_FACTOR, "most": MAX_FACTOR}
-    attention_factor = values.number("rope.scaling.attn_factor", 1.0, **scale)
-    if ROPE_LONG in tensors:
-        names = {"short_factor": ROPE_SHORT, "long_factor": ROPE_LONG}
-        factors = {key: _divisors(values.file, tensors, name, head_dim) for key, name in names.items()}
-        own = attention_factor if "rope.scaling.attn_factor" in values else None
-        return _longrope(theta, factors, original, context_length / original, own)
-    if ROPE_FREQS in tensors:
-        # Llama 3's scaling, stored as its result: divisors that hold at every length.
-        divisors = _divisors(values.file, tensors, ROPE_FREQS, head_dim)
-        return _longrope(theta, {"short_factor": divisors, "long_factor": divisors}, original, 1.0, 1.0)
-    kind = values.get("rope.scaling.type", "linear" if "rope.scale_linear" in values else "none")
-    factor = values.number("rope.scaling.factor", values.number("rope.scale_linear", 1.0, **scale), **scale)
-    if kind == "none" or factor == 1.0:
-        return RopeConfig(theta=theta)
-    if kind == "linear":
-        rope = RopeConfig(rope_type="linear", theta=theta, parameters={"factor": factor})
-    elif kind == "yarn":
-        betas = {"beta_fast": "rope.scaling.yarn_beta_fast", "beta_slow": "rope.scaling.yarn_beta_slow"}
-        parameters: dict[str, Any] = {name: values.number(key) for name, key in betas.items() if key in values}
-        parameters |= {"factor": factor, "original_max_position_embeddings": original}
-        rope = RopeConfig(rope_type="yarn", theta=theta, parameters=parameters)
-        if attention_factor != 1.0:  # of its own, beside the one of YaRN
-            parameters["attention_factor"] = attention_factor * (0.1 * math.log(max(factor, 1.0)) + 1.0)
-    else:
-        raise CheckpointError(f"{values.file}: rope.scaling.type {named(kind)} is not supported")
-    return check_rope(rope, values, "rope.scaling.factor", "context_length")
-
-
-def _longrope(
-    theta: float, factors: dict[str, list[float]], original: int, factor: float, attention_factor: float | None
-) -> RopeConfig:
-    parameters: dict[str, Any] = factors | {"factor": factor, "original_max_position_embeddings": original}
-    if attention_factor is not None:
-        parameters["attention_factor"] = attention_factor
-    return RopeConfig(rope_type="longrope", theta=theta, parameters=parameters)
-
-
-def _divisors(file: Path, tensors: dict[str, StoredTensor], name: str, head_dim: int) -> list[float]:
-    tensor = tensors.get(name)
-    if tensor is None or tensor.read is None or (tensor.dtype, tensor.shape) != ("F32", (head_dim // 2,)):
-        raise CheckpointError(f"{file}: tensor {name} with {head_dim // 2} numbers of type F32 is missing")
-    floats = tensor.read().view(np.float32)
-    if not (np.isfinite(floats) & (floats > 0)).all():
-        raise CheckpointError(f"{tensor.file}: tensor {name} holds what is no factor")
-    return [float(value) for value in floats]
-
-
-def _named_tensors(parts: list[tuple[Path, GGUFContents]]) -> dict[str, StoredTensor]:
+def _named_tensors(parts: list[tuple[Path, GGUFContents]], family: Family) -> dict[str, StoredTensor]:
     """All tensors by Hugging Face's names; divisors of rotary frequencies keep GGUF's."""
     found: dict[str, StoredTensor] = {}
+    modules = {own: hf for hf, own in family.names.values()}
     for file, contents in parts:
         for stored_name, tensor in contents.tensors.items():
-            name = stored_name if stored_name in ROPE_TENSORS else _hf_name(stored_name)
+            name = stored_name if stored_name in ROPE_TENSORS else _hf_name(stored_name, modules)
             if name is None:
                 raise CheckpointError(f"{file}: tensor {named(stored_name)} is superfluous: no such part is known")
             if name in found:
@@ -245,25 +169,10 @@ def _whole(data: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     return data
 
 
-def _hf_name(stored_name: str) -> str | None:
+def _hf_name(stored_name: str, modules: dict[str, str]) -> str | None:
     """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight"""
     module, _, kind = stored_name.rpartition(".")
     parts = module.split(".")
     layer = parts[1] if parts[0] == "blk" and len(parts) == 3 else ""
-    template = MODULE_NAMES.get(module.replace(f".{layer}.", ".N.", 1) if layer else module)
+    template = modules.get(module.replace(f".{layer}.", ".N.", 1) if layer else module)
     return f"{template.replace('N', layer)}.{kind}" if template and kind in ("weight", "bias") else None
-
-
-def _row_order(config: ModelConfig, tensor: StoredTensor) -> npt.NDArray[np.int64] | None:
-    """Where GGUF has the rows of Llama's q and k. Whole rows move, so quantised rows stay as they are.
-
-    A head's rows in GGUF:          0, d/2, 1, d/2 + 1, …   (rotary pairs are neighbours)
-    and in Hugging Face's files:    0, 1, …, d/2, d/2 + 1, … (rotary pairs are half a head apart)
-    """
-    is_rotated = tensor.name.endswith(("q_proj.weight", "q_proj.bias", "k_proj.weight", "k_proj.bias"))
-    if config.architecture != "LlamaForCausalLM" or not is_rotated:
-        return None
-    if not tensor.shape or tensor.shape[0] % config.head_dim:  # which the network will refuse
-        return None
-    rows = np.arange(tensor.shape[0]).reshape(-1, config.head_dim // 2, 2)
-    return rows.swapaxes(1, 2).reshape(-1)

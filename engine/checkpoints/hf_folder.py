@@ -10,8 +10,10 @@ from configs.errors import CheckpointError, InvalidRequest
 from configs.sampling import SamplingParams
 
 from .checkpoint import Checkpoint, StoredTensor, TokenizerFiles
+from .families import family_of
 from .float8_tensors import check_quantization, with_scales
 from .hf_config import parse_config
+from .rotary_rows import in_kernels_order
 from .safetensors_file import read_safetensors
 from .values import Values, read_object, shown
 
@@ -44,9 +46,11 @@ def open_hf_folder(folder: Path) -> Checkpoint:
     tensors = with_scales(tensors, quantization)
     largest = max(tensors.values(), key=lambda tensor: tensor.num_bytes, default=None)
     stored_dtype = DTYPE_NAMES.get(largest.dtype, "float32") if largest else "float32"
-    config = parse_config(raw_config, config_file, stored_dtype, has_head=has_head)
+    config, config_notes = parse_config(raw_config, config_file, stored_dtype, has_head=has_head)
+    family = family_of(config.architecture)
     generation_file = folder / "generation_config.json"
     generation_config, notes = _read_generation_config(generation_file)
+    notes += config_notes
     ids = _token_ids(generation_config, generation_file, notes) + _token_ids(raw_config, config_file, notes)
     tokenizer_config = read_json(folder / "tokenizer_config.json", missing_ok=True)
     if "auto_map" in raw_config or "auto_map" in tokenizer_config:
@@ -61,7 +65,7 @@ def open_hf_folder(folder: Path) -> Checkpoint:
         eos_token_ids=tuple(dict.fromkeys(ids)),
         tokenizer_source=TokenizerFiles(folder, tokenizer_config),
         chat_templates=_chat_templates(folder, tokenizer_config, notes),
-        tensors=tensors,
+        tensors=in_kernels_order(tensors, config, family, is_interleaved=family.is_interleaved),
         pooling=_pooling(folder / "1_Pooling" / "config.json"),
         notes=tuple(notes),
     )

@@ -18,18 +18,47 @@ _MAX_SHOWN = 80
 class Values:
     """Numbers of a configuration. A null counts as left out. Every method raises CheckpointError."""
 
-    def __init__(self, file: Path, entries: Mapping[str, Any], prefix: str = "") -> None:
-        """`prefix` stands before each key in the file."""
+    def __init__(
+        self, file: Path, entries: Mapping[str, Any], prefix: str = "", own_names: Mapping[str, str] | None = None
+    ) -> None:
+        """`prefix` stands before each key in the file; `own_names` are the keys that the file calls otherwise."""
         self.file = file
         self._entries = {key: value for key, value in entries.items() if value is not None}
         self._prefix = prefix
+        self._own_names = own_names or {}
+        self._asked: set[str] = set()
+        self._sections: dict[str, Values] = {}
 
     def __contains__(self, key: str) -> bool:
-        return key in self._entries
+        return self.get(key) is not None
 
     def get(self, key: str, default: Any = None) -> Any:
         """As it is in the file."""
-        return self._entries.get(key, default)
+        own = self._own_names.get(key, key)
+        self._asked.add(own)
+        return self._entries.get(own, default)
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether they are metadata of a GGUF file."""
+        return bool(self._own_names)
+
+    def name(self, key: str) -> str:
+        """The key as it is in the file, with its prefix."""
+        return f"{self._prefix}{self._own_names.get(key, key)}"
+
+    def section(self, key: str) -> "Values":
+        """The values of the object `key`; empty where it is left out."""
+        if key not in self._sections:
+            self._sections[key] = Values(self.file, self.mapping(key), f"{self.name(key)}.")
+        return self._sections[key]
+
+    def not_asked(self) -> dict[str, Any]:
+        """Entries that nobody has looked at, also those of sections, by their names in the file."""
+        found = {self._prefix + key: value for key, value in self._entries.items() if key not in self._asked}
+        for section in self._sections.values():
+            found |= section.not_asked()
+        return found
 
     def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:
         value = self._given(key, default)
@@ -63,12 +92,12 @@ class Values:
         return value
 
     def refusal(self, key: str, wanted: str) -> CheckpointError:
-        return CheckpointError(f"{self.file}: {self._prefix}{key} is {shown(self._entries.get(key))}: {wanted}")
+        return CheckpointError(f"{self.file}: {self.name(key)} is {shown(self.get(key))}: {wanted}")
 
     def _given(self, key: str, default: Any) -> Any:
-        value = self._entries.get(key, default)
+        value = self.get(key, default)
         if value is None:
-            raise CheckpointError(f"{self.file}: {self._prefix}{key} is missing")
+            raise CheckpointError(f"{self.file}: {self.name(key)} is missing")
         return value
 
 

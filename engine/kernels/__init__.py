@@ -29,6 +29,7 @@ def select_ops(
         "num_kv_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
         "norm_eps": config.rms_norm_eps,
+        "form": config.form,
     }
     if compiled:
         from .compiled import CompiledOps

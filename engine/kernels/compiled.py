@@ -16,8 +16,8 @@ from .torch_ops import TorchLinear, TorchOps
 class CompiledOps(TorchOps):
     """Compiled when first called: once for one token, and once for every other number of tokens."""
 
-    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float) -> None:
-        super().__init__(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, norm_eps=norm_eps)
+    def __init__(self, **shape: Any) -> None:
+        super().__init__(**shape)
         self._attention_input = torch.compile(super().attention_input, dynamic=True)
         self._attention_output = torch.compile(super().attention_output, dynamic=True)
 
@@ -28,9 +28,8 @@ class CompiledOps(TorchOps):
         return TorchLinear(weight, bias)
 
     def bind(self, layer: LayerWeights) -> LayerWeights:
-        for norm in (layer.input_norm, layer.q_norm, layer.k_norm, layer.post_attention_norm):
-            if norm is not None:
-                torch._dynamo.mark_static(norm)
+        for vector in layer.vectors:
+            torch._dynamo.mark_static(vector)
         return layer
 
     def attention_input(self, hidden: Tensor, layer: LayerWeights, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,14 +25,26 @@ if TYPE_CHECKING:
 class LayerWeights:
     """One decoder layer. A `Linear` is whatever `Ops.pack` returned."""
 
-    input_norm: Tensor  # [hidden_size]
     qkv: Any  # Linear: rows of q, then k, then v
-    q_norm: Tensor | None  # [head_dim]; None without QK-norm
-    k_norm: Tensor | None  # [head_dim]
     output: Any  # Linear: heads -> hidden_size
-    post_attention_norm: Tensor  # [hidden_size]
-    gate_up: Any  # Linear: rows of gate, then up
+    gate_up: Any  # Linear: rows of gate, then up, or of up alone
     down: Any  # Linear: intermediate_size -> hidden_size
+    # What is None is not computed.
+    input_norm: Tensor | None = None  # [hidden_size]: of what attention reads
+    input_norm_bias: Tensor | None = None
+    q_norm: Tensor | None = None  # [head_dim]: of each head; [num_heads * head_dim]: of all heads together
+    k_norm: Tensor | None = None  # likewise
+    attention_output_norm: Tensor | None = None  # [hidden_size]: of what attention adds to the residual stream
+    post_attention_norm: Tensor | None = None  # [hidden_size]: of what the MLP reads
+    post_attention_norm_bias: Tensor | None = None
+    mlp_output_norm: Tensor | None = None  # [hidden_size]: of what the MLP adds
+    rope_index: int = 0
+    """Which rotary table the layer turns by."""
+
+    @property
+    def vectors(self) -> list[Tensor]:
+        """Weights and biases of the norms."""
+        return [value for value in vars(self).values() if isinstance(value, Tensor)]
 
 
 @dataclass(frozen=True)
@@ -104,7 +116,7 @@ class Ops(Protocol):
         ...
 
     def attention_input(self, hidden: Tensor, layer: Any, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """RMSNorm, QKV projection, QK-norm where there is one, rotary embedding.
+        """Norm, QKV projection, QK-norm, rotary embedding; the layer has which norms there are.
 
         hidden [num_tokens, hidden_size], cos_sin float32 [num_tokens, head_dim] (cosines, then sines, of half a head)
         -> q [num_tokens, num_heads, head_dim], k and v [num_tokens, num_kv_heads, head_dim]
@@ -112,7 +124,7 @@ class Ops(Protocol):
         ...
 
     def attention_output(self, hidden: Tensor, attention: Tensor, layer: Any) -> Tensor:
-        """Output projection + residual, then RMSNorm, SiLU(gate) * up, down projection + residual.
+        """Output projection, its norm, + residual, then norm, MLP, its norm, + residual; see `LayerForm`.
 
         hidden [num_tokens, hidden_size], attention [num_tokens, num_heads, head_dim] -> [num_tokens, hidden_size]
         """
@@ -121,11 +133,14 @@ class Ops(Protocol):
     def run_layers(
         self, hidden: Tensor, layers: list[Any], cos_sin: Tensor, wanted: Tensor, backend: AttentionBackend
     ) -> Tensor:
-        """All layers, as `each_layer`: hidden [num_tokens, hidden_size] -> [rows, hidden_size]"""
+        """All layers, as `each_layer`: hidden [num_tokens, hidden_size] -> [rows, hidden_size]
+
+        cos_sin float32 [ropes, num_tokens, head_dim], contiguous.
+        """
         ...
 
-    def logits(self, hidden: Tensor, norm_weight: Tensor, head: Any) -> Tensor:
-        """RMSNorm and head: [rows, hidden_size] -> float32 [rows, vocab_size]"""
+    def logits(self, hidden: Tensor, norm_weight: Tensor, head: Any, norm_bias: Tensor | None = None) -> Tensor:
+        """Norm and head: [rows, hidden_size] -> float32 [rows, vocab_size]"""
         ...
 
     def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[Tensor, Tensor]:
@@ -146,7 +161,7 @@ def each_layer(
 ) -> Tensor:
     """The layers one by one. Behind its attention, the last computes no more than the rows `wanted`: int64 [rows]."""
     for index, layer in enumerate(layers):
-        q, k, v = ops.attention_input(hidden, layer, cos_sin)
+        q, k, v = ops.attention_input(hidden, layer, cos_sin[layer.rope_index])
         attention = backend.run(index, q, k, v)
         if index == len(layers) - 1:
             hidden, attention = hidden[wanted], attention[wanted]

@@ -1,5 +1,7 @@
 """The layer operations in plain torch: complete on every device, and the oracle for the other implementations."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -7,10 +9,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from engine.attention.metadata import AttentionBackend
+from engine.models.config import Activation, LayerForm
 
 from .ops import LayerWeights, Ops, Penalties, TokenChoice, each_layer
 from .penalties import SparsePenalties
 from .torch_sampling import choose_tokens
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}
 
 
 class TorchLinear(NamedTuple):
@@ -48,10 +59,13 @@ class TorchOps(Ops):
     packs_float8: ClassVar[bool] = False
     embeds_from_head: ClassVar[bool] = False
 
-    def __init__(self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float) -> None:
+    def __init__(
+        self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float, form: LayerForm | None = None
+    ) -> None:
         self.heads = (num_heads, num_kv_heads, num_kv_heads)
         self.head_dim = head_dim
         self.norm_eps = norm_eps
+        self.form = form or LayerForm()
 
     def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> TorchLinear | OneDNNLinear:
         if onednn_packs(weight):
@@ -65,25 +79,31 @@ class TorchOps(Ops):
         return F.embedding(token_ids, table)
 
     def attention_input(self, hidden: Tensor, layer: LayerWeights, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = layer.qkv(self._norm(hidden, layer.input_norm))
+        qkv = layer.qkv(self._norm_of(hidden, layer.input_norm, layer.input_norm_bias))
         q, k, v = qkv.view(len(hidden), sum(self.heads), self.head_dim).split(self.heads, dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+            q, k = (
+                self._norm(x.reshape(len(x), -1, len(norm)), norm).view(x.shape)
+                for x, norm in ((q, layer.q_norm), (k, layer.k_norm))
+            )
         return rotate(q, cos_sin), rotate(k, cos_sin), v
 
     def attention_output(self, hidden: Tensor, attention: Tensor, layer: LayerWeights) -> Tensor:
-        hidden = hidden + layer.output(attention.flatten(1))
-        gate, up = layer.gate_up(self._norm(hidden, layer.post_attention_norm)).chunk(2, dim=-1)
-        down: Tensor = layer.down(F.silu(gate) * up)
-        return hidden + down
+        added = self._normed(layer.output(attention.flatten(1)), layer.attention_output_norm)
+        middle = hidden + added
+        read = hidden if self.form.is_parallel else middle
+        read = self._norm_of(read, layer.post_attention_norm, layer.post_attention_norm_bias)
+        return middle + self._normed(layer.down(self._activated(layer.gate_up(read))), layer.mlp_output_norm)
 
     def run_layers(
         self, hidden: Tensor, layers: list[LayerWeights], cos_sin: Tensor, wanted: Tensor, backend: AttentionBackend
     ) -> Tensor:
         return each_layer(self, hidden, layers, cos_sin, wanted, backend)
 
-    def logits(self, hidden: Tensor, norm_weight: Tensor, head: TorchLinear | OneDNNLinear) -> Tensor:
-        logits: Tensor = head(self._norm(hidden, norm_weight))
+    def logits(
+        self, hidden: Tensor, norm_weight: Tensor, head: TorchLinear | OneDNNLinear, norm_bias: Tensor | None = None
+    ) -> Tensor:
+        logits: Tensor = head(self._norm_of(hidden, norm_weight, norm_bias))
         return logits.float()
 
     def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[Tensor, Tensor]:
@@ -91,6 +111,23 @@ class TorchOps(Ops):
 
     def make_penalties(self, vocab_size: int, device: torch.device) -> Penalties:
         return SparsePenalties()
+
+    def _activated(self, gate_up: Tensor) -> Tensor:
+        activation = ACTIVATIONS[self.form.activation]
+        if not self.form.is_gated:
+            return activation(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    def _norm_of(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        """The network's kind of norm over the last dimension; without a weight x itself."""
+        if weight is None or not self.form.layer_norm:
+            return self._normed(x, weight)
+        weights = weight.float(), None if bias is None else bias.float()
+        return F.layer_norm(x.float(), list(weight.shape), *weights, self.norm_eps).to(x.dtype)
+
+    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else self._norm(x, weight)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """Root mean square norm over the last dimension (arXiv 1910.07467)."""

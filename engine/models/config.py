@@ -1,4 +1,4 @@
-"""`ModelConfig`: the shape of a decoder-only GQA + RoPE network, whatever file it came from. Imports no torch."""
+"""`ModelConfig`: the shape of a decoder-only network, whatever file it came from. Imports no torch."""
 
 from typing import Any, Literal
 
@@ -8,10 +8,29 @@ import msgspec
 class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary position embedding (arXiv 2104.09864) and its extensions."""
 
-    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "none"] = "default"
+    """none: positions turn nothing (NoPE)."""
     theta: float = 10000.0
     parameters: dict[str, Any] = {}
     """The scaling parameters of `rope_type`, named as in Hugging Face's `rope_parameters`."""
+
+
+NOPE = RopeConfig(rope_type="none")
+
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2"]
+
+
+class LayerForm(msgspec.Struct, frozen=True, kw_only=True):
+    """What every layer computes around its attention. Which norms there are is told by the weights that it has."""
+
+    layer_norm: bool = False
+    """LayerNorm (arXiv 1607.06450) in place of RMSNorm."""
+    is_parallel: bool = False
+    """Attention and MLP read the same residual stream, and both are added to it; else one reads what the other left."""
+    activation: Activation = "silu"
+    """gelu_tanh is gelu's approximation (arXiv 1606.08415), relu2 the square of relu."""
+    is_gated: bool = True
+    """The MLP is down(activation(gate) * up), else down(activation(up))."""
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +55,27 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bias on the attention's output projection."""
     mlp_bias: bool = False
     qk_norm: bool = False
-    """Per-head RMSNorm of q and k before RoPE (Qwen3)."""
+    """Norm of q and k before RoPE, of each head (Qwen3)"""
+    full_qk_norm: bool = False
+    """or of all heads together (OLMo 2)."""
+    form: LayerForm = LayerForm()
+    norm_offset: float = 0.0
+    """What stored norm weights have to be increased by (Gemma)."""
+    norm_bias: bool = False
+    """Biases on the layers' and the final norm."""
+    rotary_dim: int | None = None
+    """Elements of a head that turn; None: all. The rest lies behind them in stored heads."""
+    other_ropes: tuple[RopeConfig, ...] = ()
+    """Beside `rope`."""
+    rope_indices: tuple[int, ...] = ()
+    """Per layer: 0 for `rope`, i + 1 for `other_ropes[i]`. Empty means `rope` for every layer."""
+    attention_scale: float | None = None
+    """Of the product of query and key; None: 1 / sqrt(head_dim)."""
+    attention_softcap: float = 0.0
+    """Unless 0, scores become softcap * tanh(score / softcap); likewise the logits with theirs."""
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float = 0.0
     sliding_windows: tuple[int | None, ...] = ()
     """Per layer: tokens that a query sees, itself included; None sees all. Empty means None for every layer."""
     num_mtp_layers: int = 0
@@ -49,6 +88,17 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     def window(self, layer: int) -> int | None:
         return self.sliding_windows[layer] if self.sliding_windows else None
 
+    @property
+    def ropes(self) -> tuple[RopeConfig, ...]:
+        return (self.rope, *self.other_ropes)
+
+    def rope_index(self, layer: int) -> int:
+        return self.rope_indices[layer] if self.rope_indices else 0
+
+    @property
+    def score_scale(self) -> float:
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
 
 def rope_cache_key(config: ModelConfig, num_prompt_tokens: int) -> str:
     """Two requests may share the KV of equal prefixes only with equal keys.
@@ -56,8 +106,12 @@ def rope_cache_key(config: ModelConfig, num_prompt_tokens: int) -> str:
     Dynamic and longrope frequencies depend on the length of the whole prompt, so the keys that were rotated for one
     length do not serve another. "" for every other kind, and for prompts within the original context.
     """
-    parameters = config.rope.parameters
-    match config.rope.rope_type:
+    return ",".join(filter(None, (_rope_key(rope, config, num_prompt_tokens) for rope in config.ropes)))
+
+
+def _rope_key(rope: RopeConfig, config: ModelConfig, num_prompt_tokens: int) -> str:
+    parameters = rope.parameters
+    match rope.rope_type:
         case "dynamic" if num_prompt_tokens > config.max_position_embeddings:
             return f"rope-length={num_prompt_tokens}"
         case "longrope" if parameters["short_factor"] == parameters["long_factor"]:

@@ -1,4 +1,4 @@
-"""The network: a pre-norm decoder with grouped-query attention and rotary positions.
+"""The network: a decoder with grouped-query attention and rotary positions.
 
 One file for every family; families differ by ModelConfig. Holds no requests and no cache: the attention backend that
 is passed to `forward` owns the cache and knows which tokens belong together.
@@ -16,7 +16,7 @@ from engine.attention.metadata import AttentionBackend
 from engine.kernels.ops import LayerWeights, Ops
 
 from .config import ModelConfig
-from .rope import RotaryEmbedding
+from .rope import RotaryTables
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class DecoderWeights:
     head: Any  # Linear: hidden_size -> vocab_size
     num_parameters: int
     """Elements, a tied head counted once."""
+    final_norm_bias: Tensor | None = None
 
     @property
     def bytes_per_step(self) -> int:
@@ -41,7 +42,7 @@ class Decoder:
         self.ops = ops
         self.weights = weights
         self.layers = [ops.bind(layer) for layer in weights.layers]
-        self.rotary = RotaryEmbedding(config, weights.final_norm.device)
+        self.rotary = RotaryTables(config, weights.final_norm.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,16 +57,24 @@ class Decoder:
         ascending, says of which tokens: the result is [rows, hidden_size]. `backend` has been prepared for the step.
         """
         hidden = self.ops.embed(token_ids, self.weights.embed)
+        if self.config.embedding_scale != 1:
+            hidden = hidden * self.config.embedding_scale
         return self.ops.run_layers(hidden, self.layers, self.rotary(positions, rope_lengths), wanted, backend)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Rows of `forward` [rows, hidden_size] -> float32 [rows, vocab_size]"""
-        return self.ops.logits(hidden, self.weights.final_norm, self.weights.head)
+        weights, cap = self.weights, self.config.logit_softcap
+        logits = self.ops.logits(hidden, weights.final_norm, weights.head, weights.final_norm_bias)
+        if self.config.logit_scale != 1:
+            logits *= self.config.logit_scale
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
 
     def final_states(self, hidden: Tensor) -> Tensor:
         """Rows of `forward` [rows, hidden_size] -> behind the final norm, float32 [rows, hidden_size]"""
-        norm = self.weights.final_norm.float()
-        return F.rms_norm(hidden.float(), list(norm.shape), norm, self.config.rms_norm_eps)
+        norm, bias, eps = self.weights.final_norm.float(), self.weights.final_norm_bias, self.config.rms_norm_eps
+        if not self.config.form.layer_norm:
+            return F.rms_norm(hidden.float(), list(norm.shape), norm, eps)
+        return F.layer_norm(hidden.float(), list(norm.shape), norm, None if bias is None else bias.float(), eps)
 
 
 def _num_bytes(weights: Any) -> int:

@@ -1,7 +1,7 @@
 """Rotary frequencies of every supported kind.
 
-Legend: d = head_dim; frequencies are per pair of elements, [d / 2]; L = the length of the sequence that a token
-belongs to, on which the dynamic and longrope kinds depend.
+Legend: d = head_dim, or the part of it that turns; frequencies are per pair of elements, [d / 2]; L = the length of
+the sequence that a token belongs to, on which the dynamic and longrope kinds depend.
 """
 
 import math
@@ -13,21 +13,42 @@ from torch import Tensor
 from .config import ModelConfig, RopeConfig
 
 
+class RotaryTables:
+    """What each layer's rotary embedding needs for the tokens of a step."""
+
+    def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
+        self.embeddings = [RotaryEmbedding(config, device, rope) for rope in config.ropes]
+
+    def __call__(self, positions: Tensor, rope_lengths: Tensor) -> Tensor:
+        """positions, rope_lengths int64 [num_tokens] -> float32 [ropes, num_tokens, head_dim]: cosines, then sines.
+
+        Elements of a head that do not turn are its last pairs, with an angle of 0.
+        """
+        tables = [embedding(positions, rope_lengths) for embedding in self.embeddings]
+        return torch.stack(tables) if len(tables) > 1 else tables[0][None]
+
+
 class RotaryEmbedding:
     """cos and sin per token; computed per step, so there is no table to outgrow."""
 
-    def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
-        rope = config.rope
+    def __init__(self, config: ModelConfig, device: torch.device | str = "cpu", rope: RopeConfig | None = None) -> None:
+        rope = rope or config.rope
         self.rope = rope
         self.max_positions = config.max_position_embeddings
-        self.exponents = torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim  # [d / 2]
+        rotary_dim = config.rotary_dim or config.head_dim
+        self.num_still = (config.head_dim - rotary_dim) // 2  # pairs
+        self.exponents = torch.arange(0, rotary_dim, 2, device=device).float() / rotary_dim  # [d / 2]
         self.attention_factor = attention_factor(rope, config.max_position_embeddings)
         self.inv_freq = inv_freq(rope, 1.0 / torch.pow(rope.theta, self.exponents), config.max_position_embeddings)
 
     def __call__(self, positions: Tensor, rope_lengths: Tensor) -> Tensor:
-        """positions, rope_lengths int64 [num_tokens] -> float32 [num_tokens, d]: cosines, then sines."""
+        """positions, rope_lengths int64 [num_tokens] -> float32 [num_tokens, head_dim]: cosines, then sines."""
         angles = positions[:, None].float() * self._inv_freq_at(rope_lengths)
-        return torch.cat((angles.cos(), angles.sin()), dim=-1) * self.attention_factor
+        if not self.num_still:
+            return torch.cat((angles.cos(), angles.sin()), dim=-1) * self.attention_factor
+        still = angles.new_zeros(len(angles), self.num_still)
+        turning = (angles.cos() * self.attention_factor, still + 1, angles.sin() * self.attention_factor, still)
+        return torch.cat(turning, dim=-1)
 
     def _inv_freq_at(self, rope_lengths: Tensor) -> Tensor:
         """[d / 2], or [num_tokens, d / 2] for the kinds that depend on the length."""
@@ -49,6 +70,8 @@ class RotaryEmbedding:
 def inv_freq(rope: RopeConfig, plain: Tensor, max_positions: int) -> Tensor:
     """`plain` frequencies [d / 2] as the kind changes them; longrope: [2, d / 2], for short and for long sequences."""
     match rope.rope_type:
+        case "none":
+            return torch.zeros_like(plain)
         case "linear":
             return plain / float(rope.parameters["factor"])
         case "llama3":

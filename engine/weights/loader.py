@@ -39,7 +39,7 @@ def load_decoder(
     loaded = _load_all(checkpoint, ops, wanted, precision, dtype, select_placement(torch.device(device)))
     if embed_is_head:
         loaded[None]["embed"] = loaded[None]["head"]
-    layers = [LayerWeights(**{"q_norm": None, "k_norm": None} | loaded[layer]) for layer in range(config.num_layers)]
+    layers = [LayerWeights(rope_index=config.rope_index(layer), **loaded[layer]) for layer in range(config.num_layers)]
     num_parameters = sum(torch.Size(shape).numel() for shape in shapes.values())
     return Decoder(config, ops, DecoderWeights(layers=layers, num_parameters=num_parameters, **loaded[None]))
 
@@ -92,7 +92,8 @@ def _load_all(
             return _stack([checkpoint.tensors[f"{name}.{kind}"] for name in module.stored], dtype, placement)
 
         if not module.is_linear:
-            return stack("weight")
+            stacked = stack(module.kind)
+            return stacked.add_(module.offset) if module.offset else stacked
         bias = stack("bias") if module.has_bias else None
         parts = [checkpoint.tensors[f"{name}.weight"] for name in module.stored]
         forms = precision.forms(checkpoint, module)

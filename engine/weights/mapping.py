@@ -1,14 +1,16 @@
-"""Which stored tensors make up which parameter of the network. Names are Hugging Face's."""
+"""Which stored tensors make up which parameter of the network. Names are Hugging Face's, as the family has them."""
 
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from engine.checkpoints.families import family_of
+from engine.checkpoints.family import QK_NORM
 from engine.models.config import ModelConfig
 
 Shape = tuple[int, ...]
 
-EMBED, FINAL_NORM, HEAD = "model.embed_tokens", "model.norm", "lm_head"
+BIASED_NORMS = ("final_norm", "input_norm", "post_attention_norm")
 
 
 @dataclass(frozen=True)
@@ -21,51 +23,62 @@ class Module:
     """Stored module -> shape of its weight."""
     is_linear: bool
     has_bias: bool = False
+    """Of a linear layer, in the same field."""
+    kind: str = "weight"
+    """What is taken of the stored module; a norm's bias is a parameter of its own."""
+    offset: float = 0.0
+    """Added to what is stored."""
 
     def tensors(self) -> Iterator[tuple[str, Shape]]:
         """Stored tensors and their shapes."""
         for name, shape in self.stored.items():
-            yield f"{name}.weight", shape
+            yield f"{name}.{self.kind}", shape
             if self.has_bias:
                 yield f"{name}.bias", shape[:1]
 
 
 def modules(config: ModelConfig, *, embed_is_head: bool = False) -> Iterator[Module]:
     """Every parameter of the network; a tied head is made from what the embedding is made from, or is the embedding."""
+    names = {part: hf for part, (hf, _) in family_of(config.architecture).names.items()}
     vocabulary = (config.vocab_size, config.hidden_size)
     if not embed_is_head:
-        yield Module("embed", None, {EMBED: vocabulary}, is_linear=False)
-    yield Module("final_norm", None, {FINAL_NORM: (config.hidden_size,)}, is_linear=False)
-    yield Module("head", None, {EMBED if config.tie_word_embeddings else HEAD: vocabulary}, is_linear=True)
+        yield Module("embed", None, {names["embed"]: vocabulary}, is_linear=False)
+    yield from _norm(config, "final_norm", None, names["final_norm"], config.hidden_size)
+    head = names["embed" if config.tie_word_embeddings else "head"]
+    yield Module("head", None, {head: vocabulary}, is_linear=True)
     for layer in range(config.num_layers):
-        yield from _layer_modules(config, layer)
+        yield from _layer_modules(config, layer, names)
 
 
-def _layer_modules(config: ModelConfig, layer: int) -> Iterator[Module]:
+def _norm(config: ModelConfig, field: str, layer: int | None, module: str, size: int) -> Iterator[Module]:
+    stored: dict[str, Shape] = {module.replace("N", str(layer)): (size,)}
+    yield Module(field, layer, stored, is_linear=False, offset=config.norm_offset)
+    if config.norm_bias and field in BIASED_NORMS:
+        yield Module(f"{field}_bias", layer, stored, is_linear=False, kind="bias")
+
+
+def _layer_modules(config: ModelConfig, layer: int, names: dict[str, str]) -> Iterator[Module]:
     hidden, mlp = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-
-    def norm(field: str, name: str, size: int) -> Module:
-        return Module(field, layer, {f"model.layers.{layer}.{name}": (size,)}, is_linear=False)
-
-    def linear(field: str, shapes: dict[str, Shape], has_bias: bool) -> Module:
-        stored = {f"model.layers.{layer}.{name}": shape for name, shape in shapes.items()}
-        return Module(field, layer, stored, is_linear=True, has_bias=has_bias)
-
-    yield norm("input_norm", "input_layernorm", hidden)
-    qkv: dict[str, Shape] = {
-        "self_attn.q_proj": (q, hidden),
-        "self_attn.k_proj": (kv, hidden),
-        "self_attn.v_proj": (kv, hidden),
-    }
-    yield linear("qkv", qkv, config.attention_bias)
+    norms = dict.fromkeys(("input_norm", "attention_output_norm", "post_attention_norm", "mlp_output_norm"), hidden)
     if config.qk_norm:
-        yield norm("q_norm", "self_attn.q_norm", config.head_dim)
-        yield norm("k_norm", "self_attn.k_norm", config.head_dim)
-    yield linear("output", {"self_attn.o_proj": (hidden, q)}, config.output_bias)
-    yield norm("post_attention_norm", "post_attention_layernorm", hidden)
-    yield linear("gate_up", {"mlp.gate_proj": (mlp, hidden), "mlp.up_proj": (mlp, hidden)}, config.mlp_bias)
-    yield linear("down", {"mlp.down_proj": (hidden, mlp)}, config.mlp_bias)
+        norms |= {"q_norm": q, "k_norm": kv} if config.full_qk_norm else dict.fromkeys(QK_NORM, config.head_dim)
+    for field, size in norms.items():
+        if field in names:
+            yield from _norm(config, field, layer, names[field], size)
+    linears: list[tuple[str, dict[str, Shape], bool]] = [
+        (
+            "qkv",
+            {"q": (q, hidden), "k": (kv, hidden), "v": (kv, hidden), "qkv": (q + 2 * kv, hidden)},
+            config.attention_bias,
+        ),
+        ("output", {"output": (hidden, q)}, config.output_bias),
+        ("gate_up", {"gate": (mlp, hidden), "up": (mlp, hidden), "gate_up": (2 * mlp, hidden)}, config.mlp_bias),
+        ("down", {"down": (hidden, mlp)}, config.mlp_bias),
+    ]
+    for field, shapes, has_bias in linears:
+        stored = {names[part].replace("N", str(layer)): shape for part, shape in shapes.items() if part in names}
+        yield Module(field, layer, stored, is_linear=True, has_bias=has_bias)
 
 
 _WITHOUT_USE = re.compile(
@@ -78,7 +91,7 @@ _WITHOUT_USE = re.compile(
 
 def may_be_left_over(name: str, config: ModelConfig) -> bool:
     """As transformers does. A tied head is the embedding, whatever else is stored as `lm_head`."""
-    if config.tie_word_embeddings and name == f"{HEAD}.weight":
+    if config.tie_word_embeddings and name == f"{family_of(config.architecture).names['head'][0]}.weight":
         return True
     layer = re.match(r"model\.layers\.(\d+)\.", name)
     is_mtp = layer and config.num_layers <= int(layer[1]) < config.num_layers + config.num_mtp_layers

@@ -21,6 +21,8 @@ def launches(capability: tuple[int, int]) -> Iterator[Launch]:
         (14336, BF16, "silu", False),
         (1536, F16, "gelu", False),
         (8960, F32, "gelu_tanh", True),
+        (8960, BF16, "relu", True),
+        (8960, BF16, "relu2", True),
     ):
         arguments = (size, dtype, activation)
         name = f"gated {size} {dtype} {activation}"

@@ -23,6 +23,7 @@ def torch_ops(config: ModelConfig) -> TorchOps:
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         norm_eps=config.rms_norm_eps,
+        form=config.form,
     )
 
 
@@ -53,7 +54,8 @@ class PagedRun:
             device=torch.device("cpu"),
             block_size=BLOCK_SIZE,
             windows=tuple(config.window(layer) for layer in range(config.num_layers)),
-            scale=config.head_dim**-0.5,
+            scale=config.score_scale,
+            softcap=config.attention_softcap,
         )
         self.decoder, self.prompts = decoder, prompts
         self.backend = backend(spec)

@@ -13,6 +13,7 @@ from engine.kernels.cpu import build
 from engine.kernels.cpu.ops import CPUOps
 from engine.kernels.ops import LayerWeights, each_layer
 from engine.kernels.torch_ops import TorchOps
+from engine.models.config import LayerForm
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2}
 DTYPES = list(TOLERANCE)
@@ -23,7 +24,12 @@ def seed():
     torch.manual_seed(0)
 
 
-def make_layer(ops, shape, dtype, *, bias=False, qk_norm=False):
+CLASSIC = ("input_norm", "post_attention_norm")
+OUTPUTS = ("attention_output_norm", "mlp_output_norm")
+BIASED = ("input_norm_bias", "post_attention_norm_bias")
+
+
+def make_layer(ops, shape, dtype, *, bias=False, qk_norm=False, norms=CLASSIC):
     hidden, intermediate, heads, kv_heads, head_dim = shape
     generator = torch.Generator().manual_seed(0)
 
@@ -36,26 +42,55 @@ def make_layer(ops, shape, dtype, *, bias=False, qk_norm=False):
         return torch.rand(size, generator=generator).add(0.5).to(dtype)
 
     layer = LayerWeights(
-        input_norm=norm(hidden),
+        **{name: norm(hidden) for name in norms},
         qkv=linear("qkv", (heads + 2 * kv_heads) * head_dim, hidden),
-        q_norm=norm(head_dim) if qk_norm else None,
-        k_norm=norm(head_dim) if qk_norm else None,
+        q_norm=norm(head_dim * (heads if qk_norm == "full" else 1)) if qk_norm else None,
+        k_norm=norm(head_dim * (kv_heads if qk_norm == "full" else 1)) if qk_norm else None,
         output=linear("output", hidden, heads * head_dim),
-        post_attention_norm=norm(hidden),
-        gate_up=linear("gate_up", 2 * intermediate, hidden),
+        gate_up=linear("gate_up", (2 if ops.form.is_gated else 1) * intermediate, hidden),
         down=linear("down", hidden, intermediate),
     )
     return ops.bind(layer)
 
 
-def both_ops(shape, dtype):
+def both_ops(shape, dtype, **form):
     sizes = {"num_heads": shape[2], "num_kv_heads": shape[3], "head_dim": shape[4], "norm_eps": 1e-5}
+    sizes["form"] = LayerForm(**form)
     return TorchOps(**sizes), CPUOps(**sizes, dtype=dtype)
 
 
 def assert_near(actual, expected, dtype):
     bound = TOLERANCE[dtype] * max([1.0, *expected.float().abs().flatten().tolist()])
     torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_tokens", [1, 7, 61])
+@pytest.mark.parametrize(
+    ("form", "norms"),
+    [
+        ({"activation": "gelu_tanh"}, (*CLASSIC, *OUTPUTS)),
+        ({"activation": "gelu"}, OUTPUTS),
+        ({"layer_norm": True, "is_parallel": True}, CLASSIC),
+        ({"layer_norm": True, "is_parallel": True, "activation": "gelu"}, (*CLASSIC, *BIASED)),
+        ({"layer_norm": True, "is_gated": False, "activation": "relu"}, (*CLASSIC, *BIASED)),
+        ({"is_gated": False, "activation": "relu2"}, CLASSIC),
+    ],
+    ids=str,
+)
+def test_forms_of_a_layer_equal_their_torch_twins(form, norms, num_tokens, dtype):
+    shape = (72, 100, 4, 2, 16)  # neither the hidden nor the intermediate size is whole panels
+    reference, ops = both_ops(shape, dtype, **form)
+    layers = [make_layer(o, shape, dtype, bias=True, qk_norm="full", norms=norms) for o in (reference, ops)]
+    hidden, cos_sin = torch.randn(num_tokens, shape[0]), torch.randn(num_tokens, shape[4])
+    attention = torch.randn(num_tokens, 4, 16).to(dtype)
+    twins = []
+    for o, layer in zip((reference, ops), layers, strict=True):
+        own = hidden.to(dtype) if o is reference else hidden.to(dtype).float()
+        twins.append((*(x.clone() for x in o.attention_input(own, layer, cos_sin)),
+                      o.attention_output(own, attention, layer)))  # fmt: skip
+    for actual, expected in zip(twins[1], twins[0], strict=True):
+        assert_near(actual, expected, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -279,7 +314,7 @@ def test_all_layers_in_one_call_are_the_layers_one_by_one(dtype, num_tokens):
     cache = Cache(CPUAttention, spec, [num_tokens])
     cache.prepare([0], [num_tokens])
     angles = torch.rand(num_tokens, shape[4] // 2) * 6
-    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)[None]
     hidden = torch.randn(num_tokens, shape[0])
     for wanted in ([], [num_tokens - 1], [0, 2], list(range(num_tokens))):
         arguments = (layers, cos_sin, torch.tensor(wanted, dtype=torch.int64), cache.backend)

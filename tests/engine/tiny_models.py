@@ -10,20 +10,7 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.models.llama import LlamaConfig
-from transformers.models.ministral import MinistralConfig
-from transformers.models.mistral import MistralConfig
-from transformers.models.qwen2 import Qwen2Config
-from transformers.models.qwen3 import Qwen3Config
-
-FAMILIES = {
-    "llama": LlamaConfig,
-    "mistral": MistralConfig,
-    "ministral": MinistralConfig,
-    "qwen2": Qwen2Config,
-    "qwen3": Qwen3Config,
-}
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2; the 256 bytes follow
 EOS_TOKEN_ID = 2
@@ -47,12 +34,15 @@ SMALL: dict[str, Any] = {
     "eos_token_id": EOS_TOKEN_ID,
     "initializer_range": 0.12,
 }
+"""For all families; what one has not, stands in its config.json without effect."""
 
 
 def tiny_model(family: str = "llama", *, seed: int = 0, **config: Any) -> PreTrainedModel:
     """Random weights, float32, eager attention. Biases and norms are random too, so that none can be left out."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(FAMILIES[family](**SMALL | config), attn_implementation="eager")
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(family, **SMALL | config), attn_implementation="eager"
+    )
     model = model.float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "norms.h"
 #include "quantised.h"
 
 extern "C" {
@@ -18,11 +19,12 @@ struct Linear {  // mirrored by engine/kernels/cpu/ops.py
   long n, k, bits;                   // bits 0: weights of the type of the activations
 };
 struct LayerWeights {  // likewise
-  long hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rotary_dim;
+  long hidden_size, intermediate_size, num_heads, num_kv_heads, head_dim, rope;
   float eps;
-  int num_threads;
-  const float *input_norm, *post_norm, *q_norm, *k_norm;  // q_norm, k_norm: [head_dim] or null
-  Linear qkv, output, gate_up, down;  // gate_up: a panel of gate, then the same of up; its bias likewise
+  int num_threads, layer_norm, parallel, activation, gated, full_qk_norm;
+  // Each may be null; q_norm and k_norm are [head_dim], or full: [heads * head_dim].
+  const float *input_norm, *input_norm_bias, *post_norm, *post_norm_bias, *q_norm, *k_norm, *attention_norm, *mlp_norm;
+  Linear qkv, output, gate_up, down;  // gate_up, where gated: a panel of gate, then the same of up; its bias likewise
 };
 struct Scratch {  // for the rows of a step, overwritten by each layer; likewise
   void* normed;
@@ -30,6 +32,7 @@ struct Scratch {  // for the rows of a step, overwritten by each layer; likewise
   void* activation;
   char* rounded;
   void *q, *k, *v;
+  float* delta;  // what a layer adds to the residual stream, where it is normed; else unused
 };
 struct Layer {  // likewise
   const LayerWeights* weights;
@@ -101,26 +104,12 @@ struct Share {  // what one thread does
   }
 };
 
-// y = x / rms(x) * weight (arXiv 1910.07467)
+// Without a weight x itself.
 template <class T>
-static void rms_norm(const float* x, const float* weight, T* y, long n, float eps) {
-  v16f squares = {};
-  long i = 0;
-  for (; i + LANES <= n; i += LANES) {
-    v16f v = load<v16f>(x + i);
-    squares += v * v;
-  }
-  float sum = sum_lanes(squares);
-  for (long j = i; j < n; j++) sum += x[j] * x[j];
-  float scale = 1.0f / std::sqrt(sum / n + eps);
-  for (i = 0; i + LANES <= n; i += LANES) store_floats(y + i, load<v16f>(x + i) * scale * load<v16f>(weight + i));
-  for (; i < n; i++) from_float(y + i, x[i] * scale * weight[i]);
-}
-
-template <class T>
-static void add_to(float* to, const float* values, const float* bias, long first, long columns, long n) {
-  long end = std::min(n, first + columns);
-  for (long c = first; c < end; c++) to[c] += values[c - first] + (bias ? bias[c] : 0.0f);
+static void norm_row(const LayerWeights& w, const float* x, const float* weight, const float* bias, T* y) {
+  if (!weight) return copy_row(x, y, w.hidden_size);
+  if (w.layer_norm) return layer_norm(x, weight, bias, y, w.hidden_size, w.eps);
+  rms_norm(x, weight, y, w.hidden_size, w.eps);
 }
 
 // In place: x[i], x[i + half] rotated by the angle whose cos and sin stand at cos_sin[i], cos_sin[half + i].
@@ -136,18 +125,23 @@ static void rotate(float* x, const float* cos_sin, long rotary_dim) {
 template <class T>
 static void heads(const LayerWeights& w, float* row, const float* cos_sin, T* q, T* k, T* v) {
   long d = w.head_dim, all = w.num_heads + 2 * w.num_kv_heads;
+  if (w.full_qk_norm) {
+    if (w.qkv.bias)
+      for (long i = 0; i < (w.num_heads + w.num_kv_heads) * d; i++) row[i] += w.qkv.bias[i];
+    rms_norm(row, w.q_norm, row, w.num_heads * d, w.eps);
+    rms_norm(row + w.num_heads * d, w.k_norm, row + w.num_heads * d, w.num_kv_heads * d, w.eps);
+  }
   for (long h = 0; h < all; h++) {
     float* x = row + h * d;
     bool is_q = h < w.num_heads, is_v = h >= w.num_heads + w.num_kv_heads;
-    if (w.qkv.bias)
+    bool is_done = w.full_qk_norm && !is_v;
+    if (w.qkv.bias && !is_done)
       for (long i = 0; i < d; i++) x[i] += w.qkv.bias[h * d + i];
     const float* norm = is_q ? w.q_norm : w.k_norm;
-    if (!is_v && norm) rms_norm(x, norm, x, d, w.eps);
-    if (!is_v) rotate(x, cos_sin, w.rotary_dim);
+    if (!is_v && !is_done && norm) rms_norm(x, norm, x, d, w.eps);
+    if (!is_v) rotate(x, cos_sin, d);
     T* to = is_q ? q + h * d : is_v ? v + (h - w.num_heads - w.num_kv_heads) * d : k + (h - w.num_heads) * d;
-    long i = 0;
-    for (; i + LANES <= d; i += LANES) store_floats(to + i, load<v16f>(x + i));
-    for (; i < d; i++) from_float(to + i, x[i]);
+    copy_row(x, to, d);
   }
 }
 
@@ -158,7 +152,7 @@ static void attention_input(Share& share, const LayerWeights& w, const Scratch& 
   long ld = round_up(w.hidden_size, 2), ldy = round_up(w.qkv.n, LANES);
   T *normed = (T*)scratch.normed, *q = (T*)scratch.q, *k = (T*)scratch.k, *v = (T*)scratch.v;
   for (long r = share.row0; r < share.row1; r++)
-    rms_norm(hidden + r * w.hidden_size, w.input_norm, normed + r * ld, w.hidden_size, w.eps);
+    norm_row(w, hidden + r * w.hidden_size, w.input_norm, w.input_norm_bias, normed + r * ld);
   share.barrier();
   share.product(normed, ld, w.qkv, 1, rounded_rows(w, scratch.rounded), (const T*)nullptr,
                 [&](long r, long first, long columns, const float* values) {
@@ -166,37 +160,64 @@ static void attention_input(Share& share, const LayerWeights& w, const Scratch& 
                 });
   share.barrier();
   for (long r = share.row0; r < share.row1; r++)
-    heads(w, scratch.qkv + r * ldy, cos_sin + r * w.rotary_dim, q + r * qd, k + r * kd, v + r * kd);
+    heads(w, scratch.qkv + r * ldy, cos_sin + r * w.head_dim, q + r * qd, k + r * kd, v + r * kd);
+}
+
+// hidden += norm(product with w + its bias); without a norm each sum is added as soon as it is there.
+template <class T>
+static void add_product(Share& share, const LayerWeights& w, const Scratch& scratch, const T* x, long ldx,
+                        const Linear& linear, const float* norm, float* hidden, const T* then) {
+  long h = w.hidden_size;
+  float* to = norm ? scratch.delta : hidden;
+  share.product(x, ldx, linear, 1, rounded_rows(w, scratch.rounded), then,
+                [&](long r, long first, long columns, const float* values) {
+                  put(to + r * h, values, linear.bias, first, columns, h, !norm);
+                });
+  if (!norm) return;
+  share.barrier();
+  for (long r = share.row0; r < share.row1; r++) {
+    float* delta = scratch.delta + r * h;
+    rms_norm(delta, norm, delta, h, w.eps);
+    for (long i = 0; i < h; i++) hidden[r * h + i] += delta[i];
+  }
 }
 
 template <class T>
 static void attention_output(Share& share, const LayerWeights& w, const Scratch& scratch, float* hidden,
                              const T* attention) {
-  long h = w.hidden_size, qd = w.num_heads * w.head_dim;
+  long h = w.hidden_size, qd = w.num_heads * w.head_dim, unit = w.gated ? 2 : 1;
   long ld = round_up(h, 2), ldi = round_up(w.intermediate_size, LANES);
   T *normed = (T*)scratch.normed, *activation = (T*)scratch.activation;
   const float* bias = w.gate_up.bias;
-  share.product(attention, qd, w.output, 1, rounded_rows(w, scratch.rounded), share.start_of<T>(w.gate_up, 2),
+  auto norm_rows = [&] {
+    for (long r = share.row0; r < share.row1; r++)
+      norm_row(w, hidden + r * h, w.post_norm, w.post_norm_bias, normed + r * ld);
+    share.barrier();
+  };
+  if (w.parallel) norm_rows();
+  add_product(share, w, scratch, attention, qd, w.output, w.attention_norm, hidden, share.start_of<T>(w.gate_up, unit));
+  share.barrier();
+  if (!w.parallel) norm_rows();
+  auto gate_and_up = [&](long r, long first, long columns, const float* values) {
+    for (long c = 0; c < columns; c += 2 * LANES) {
+      v16f gate = load<v16f>(values + c), up = load<v16f>(values + c + LANES);
+      if (bias) gate += load<v16f>(bias + first + c), up += load<v16f>(bias + first + c + LANES);
+      store_floats(activation + r * ldi + (first + c) / 2, activate(w.activation, gate) * up);
+    }
+  };
+  auto up_alone = [&](long r, long first, long columns, const float* values) {
+    for (long c = 0; c < columns; c += LANES) {
+      v16f up = load<v16f>(values + c);
+      if (bias) up += load<v16f>(bias + first + c);
+      store_floats(activation + r * ldi + first + c, activate(w.activation, up));
+    }
+  };
+  share.product(normed, ld, w.gate_up, unit, rounded_rows(w, scratch.rounded), share.start_of<T>(w.down, 1),
                 [&](long r, long first, long columns, const float* values) {
-                  add_to<T>(hidden + r * h, values, w.output.bias, first, columns, h);
+                  w.gated ? gate_and_up(r, first, columns, values) : up_alone(r, first, columns, values);
                 });
   share.barrier();
-  for (long r = share.row0; r < share.row1; r++)
-    rms_norm(hidden + r * h, w.post_norm, normed + r * ld, h, w.eps);
-  share.barrier();
-  share.product(normed, ld, w.gate_up, 2, rounded_rows(w, scratch.rounded), share.start_of<T>(w.down, 1),
-                [&](long r, long first, long columns, const float* values) {
-                  for (long c = 0; c < columns; c += 2 * LANES) {
-                    v16f gate = load<v16f>(values + c), up = load<v16f>(values + c + LANES);
-                    if (bias) gate += load<v16f>(bias + first + c), up += load<v16f>(bias + first + c + LANES);
-                    store_floats(activation + r * ldi + (first + c) / 2, silu(gate) * up);
-                  }
-                });
-  share.barrier();
-  share.product(activation, ldi, w.down, 1, rounded_rows(w, scratch.rounded), (const T*)nullptr,
-                [&](long r, long first, long columns, const float* values) {
-                  add_to<T>(hidden + r * h, values, w.down.bias, first, columns, h);
-                });
+  add_product(share, w, scratch, activation, ldi, w.down, w.mlp_norm, hidden, (const T*)nullptr);
 }
 
 // Rows at `wanted`, ascending, moved to the front.
@@ -216,7 +237,7 @@ static void run_layers(const Layer* layers, long num_layers, const Scratch& scra
   {
     Share share(rows, parts);
     for (const Layer* layer = layers; layer < layers + num_layers; layer++) {
-      attention_input<T>(share, *layer->weights, scratch, hidden, cos_sin);
+      attention_input<T>(share, *layer->weights, scratch, hidden, cos_sin + layer->weights->rope * rows * w.head_dim);
 #pragma omp barrier
       attend(*layer->attention, layer->k_cache, layer->v_cache, (const T*)scratch.q, (const T*)scratch.k,
              (const T*)scratch.v, attention, {layer->scale, layer->softcap, layer->window}, share.thread, share.threads);
@@ -235,21 +256,21 @@ static void run_layers(const Layer* layers, long num_layers, const Scratch& scra
   }
 }
 
-// logits[rows, head.n] of the final norm and the head
+// logits[rows, head.n] of the final norm, which stands in `w` as a layer's first, and the head
 template <class T>
-static void logits(const float* hidden, const float* norm, const Linear& head, T* normed, char* scratch, float* out,
-                   long rows, long hidden_size, float eps, int threads) {
-  long ld = round_up(hidden_size, 2);
-  std::vector<Part> parts(threads);
-#pragma omp parallel num_threads(threads)
+static void logits(const float* hidden, const LayerWeights& w, const Linear& head, T* normed, char* scratch, float* out,
+                   long rows) {
+  long hidden_size = w.hidden_size, ld = round_up(hidden_size, 2);
+  std::vector<Part> parts(w.num_threads);
+#pragma omp parallel num_threads(w.num_threads)
   {
     Share share(rows, parts);
     for (long r = share.row0; r < share.row1; r++)
-      rms_norm(hidden + r * hidden_size, norm, normed + r * ld, hidden_size, eps);
+      norm_row(w, hidden + r * hidden_size, w.input_norm, w.input_norm_bias, normed + r * ld);
     share.barrier();
     share.product(normed, ld, head, 1, {scratch, QuantisedRows::bytes(hidden_size), 0}, (const T*)nullptr,
                   [&](long r, long first, long columns, const float* values) {
-                    std::memcpy(out + r * head.n + first, values, std::min(columns, head.n - first) * sizeof(float));
+                    put(out + r * head.n, values, head.bias, first, columns, head.n, false);
                   });
   }
 }
@@ -323,9 +344,9 @@ void pack_quantised(const uint8_t* q, const uint16_t* scale, const uint16_t* min
                      const float* cos_sin, T* attention, long rows, const int64_t* wanted, long num_wanted) {       \
     run_layers<T>(layers, num_layers, *scratch, hidden, cos_sin, attention, rows, wanted, num_wanted);              \
   }                                                                                                                 \
-  void logits_##NAME(const float* hidden, const float* norm, const Linear* head, T* normed, char* scratch,          \
-                     float* out, long rows, long hidden_size, float eps, int threads) {                             \
-    logits<T>(hidden, norm, *head, normed, scratch, out, rows, hidden_size, eps, threads);                          \
+  void logits_##NAME(const float* hidden, const LayerWeights* w, const Linear* head, T* normed, char* scratch,      \
+                     float* out, long rows) {                                                                       \
+    logits<T>(hidden, *w, *head, normed, scratch, out, rows);                                                       \
   }                                                                                                                 \
   void embed_##NAME(const Linear* w, const int64_t* ids, float* out, long rows, long columns, int threads) {        \
     _Pragma("omp parallel for num_threads(rows < 16 ? 1 : threads) schedule(static)")                               \

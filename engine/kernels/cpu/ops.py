@@ -6,7 +6,7 @@ depend on which other tokens are in the step.
 
 import ctypes
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -18,10 +18,12 @@ from engine.attention.metadata import AttentionBackend, KVCache
 from engine.kernels.ops import LayerWeights, Ops, TokenChoice, each_layer
 from engine.kernels.penalties import SparsePenalties
 from engine.kernels.quantised import QuantisedWeight
+from engine.models.config import Activation, LayerForm
 
 from .build import load_library
 
 LANES = 16
+ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)  # in the order of norms.h
 POINTER, LONG, FLOAT, INT = ctypes.c_void_p, ctypes.c_long, ctypes.c_float, ctypes.c_int
 
 
@@ -52,10 +54,11 @@ class _LayerWeights(ctypes.Structure):
 
     _fields_ = (
         *((name, LONG) for name in ("hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim")),
-        ("rotary_dim", LONG),
+        ("rope", LONG),
         ("eps", FLOAT),
-        ("num_threads", INT),
-        *((name, POINTER) for name in ("input_norm", "post_norm", "q_norm", "k_norm")),
+        *((name, INT) for name in ("num_threads", "layer_norm", "parallel", "activation", "gated", "full_qk_norm")),
+        *((name, POINTER) for name in ("input_norm", "input_norm_bias", "post_norm", "post_norm_bias")),
+        *((name, POINTER) for name in ("q_norm", "k_norm", "attention_norm", "mlp_norm")),
         *((name, _Linear) for name in ("qkv", "output", "gate_up", "down")),
     )
 
@@ -63,7 +66,7 @@ class _LayerWeights(ctypes.Structure):
 class _Scratch(ctypes.Structure):
     """`Scratch` of layer.cpp."""
 
-    _fields_ = tuple((name, POINTER) for name in ("normed", "qkv", "activation", "rounded", "q", "k", "v"))
+    _fields_ = tuple((name, POINTER) for name in ("normed", "qkv", "activation", "rounded", "q", "k", "v", "delta"))
 
 
 class _Layer(ctypes.Structure):
@@ -87,6 +90,7 @@ class _Sampling(ctypes.Structure):
 
 class _BoundLayer(NamedTuple):
     address: int
+    rope_index: int
     keep_alive: tuple[object, ...]
 
 
@@ -106,10 +110,17 @@ class CPUOps(Ops):
     embeds_from_head: ClassVar[bool] = True
 
     def __init__(
-        self, *, num_heads: int, num_kv_heads: int, head_dim: int, norm_eps: float, dtype: torch.dtype
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        norm_eps: float,
+        dtype: torch.dtype,
+        form: LayerForm | None = None,
     ) -> None:
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
-        self.norm_eps, self.dtype = norm_eps, dtype
+        self.norm_eps, self.dtype, self.form = norm_eps, dtype, form or LayerForm()
         self.num_threads = torch.get_num_threads()
         self.scratch, self.buffers = _Scratch(), [torch.empty(0, 0)]
         self.bound: _Layers | None = None
@@ -126,7 +137,7 @@ class CPUOps(Ops):
         self._run_layers = getattr(library, f"layers_{name}")
         self._run_layers.argtypes = [POINTER, LONG] + [POINTER] * 4 + [LONG, POINTER, LONG]
         self._logits = getattr(library, f"logits_{name}")
-        self._logits.argtypes = [POINTER, POINTER, ctypes.POINTER(_Linear)] + [POINTER] * 3 + [LONG, LONG, FLOAT, INT]
+        self._logits.argtypes = [POINTER, POINTER, ctypes.POINTER(_Linear)] + [POINTER] * 3 + [LONG]
         self._embed = getattr(library, f"embed_{name}")
         self._embed.argtypes = [ctypes.POINTER(_Linear), POINTER, POINTER, LONG, LONG, INT]
         self._sample = library.sample
@@ -135,9 +146,8 @@ class CPUOps(Ops):
     def pack(self, name: str, weight: Tensor, bias: Tensor | None) -> CPULinear:
         columns = weight.shape[1]
         weight = weight.to(self.dtype)
-        if name == "gate_up":
-            weight = _interleave(weight)
-            bias = None if bias is None else _interleave(bias)
+        weight = self._in_order(name, weight)
+        bias = None if bias is None else self._in_order(name, bias)
         # The down projection reads activations whose rows are padded to whole panels.
         padded = _round_up(columns, LANES if name == "down" else 2)
         data = torch.empty(_round_up(weight.shape[0], LANES) * padded, dtype=self.dtype)
@@ -147,10 +157,8 @@ class CPUOps(Ops):
         return CPULinear(data, None, None, None if bias is None else bias.float(), rows, columns, padded, 0)
 
     def pack_quantised(self, name: str, weight: QuantisedWeight, bias: Tensor | None) -> CPULinear:
-        q, scale, minimum = weight.q, weight.scale, weight.minimum
-        if name == "gate_up":
-            q, scale, minimum = (_interleave(x) for x in (q, scale, minimum))
-            bias = None if bias is None else _interleave(bias)
+        q, scale, minimum = (self._in_order(name, part) for part in (weight.q, weight.scale, weight.minimum))
+        bias = None if bias is None else self._in_order(name, bias)
         rows, columns = q.shape
         padded = _round_up(rows, LANES)
         packed = (
@@ -174,16 +182,20 @@ class CPUOps(Ops):
     def bind(self, layer: LayerWeights) -> _BoundLayer:
         linears = (layer.qkv, layer.output, layer.gate_up, layer.down)
         norms = [
-            None if norm is None else norm.float().contiguous()
-            for norm in (layer.input_norm, layer.post_attention_norm, layer.q_norm, layer.k_norm)
+            *(layer.input_norm, layer.input_norm_bias, layer.post_attention_norm, layer.post_attention_norm_bias),
+            *(layer.q_norm, layer.k_norm, layer.attention_output_norm, layer.mlp_output_norm),
         ]
+        norms = [None if norm is None else norm.float().contiguous() for norm in norms]
+        intermediate_size = layer.gate_up.rows // (2 if self.form.is_gated else 1)
         struct = _LayerWeights(
-            *(len(layer.input_norm), layer.gate_up.rows // 2, self.num_heads, self.num_kv_heads),
-            *(self.head_dim, self.head_dim, self.norm_eps, self.num_threads),
+            *(layer.output.rows, intermediate_size, self.num_heads, self.num_kv_heads, self.head_dim),
+            *(layer.rope_index, self.norm_eps, self.num_threads, self.form.layer_norm, self.form.is_parallel),
+            *(ACTIVATIONS.index(self.form.activation), self.form.is_gated),
+            layer.q_norm is not None and len(layer.q_norm) != self.head_dim,
             *(_address(norm) for norm in norms),
             *(_linear(linear) for linear in linears),
         )
-        return _BoundLayer(ctypes.addressof(struct), (struct, linears, norms))
+        return _BoundLayer(ctypes.addressof(struct), layer.rope_index, (struct, linears, norms))
 
     def embed(self, token_ids: Tensor, table: Tensor | CPULinear) -> Tensor:
         if isinstance(table, Tensor):
@@ -195,7 +207,7 @@ class CPUOps(Ops):
     def attention_input(self, hidden: Tensor, layer: _BoundLayer, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         num_tokens, scratch = len(hidden), self._scratch(len(hidden), layer)
         self._attention_input(layer.address, scratch, hidden.data_ptr(), cos_sin.data_ptr(), num_tokens)
-        q, k, v = (buffer[:num_tokens].view(num_tokens, -1, self.head_dim) for buffer in self.buffers[-3:])
+        q, k, v = (buffer[:num_tokens].view(num_tokens, -1, self.head_dim) for buffer in self.buffers[-4:-1])
         return q, k, v
 
     def attention_output(self, hidden: Tensor, attention: Tensor, layer: _BoundLayer) -> Tensor:
@@ -218,17 +230,22 @@ class CPUOps(Ops):
         )
         return hidden[: len(wanted)]
 
-    def logits(self, hidden: Tensor, norm_weight: Tensor, head: CPULinear) -> Tensor:
-        (rows, hidden_size), norm_weight = hidden.shape, norm_weight.float()
+    def logits(self, hidden: Tensor, norm_weight: Tensor, head: CPULinear, norm_bias: Tensor | None = None) -> Tensor:
+        rows, hidden_size = hidden.shape
+        norms = [None if norm is None else norm.float() for norm in (norm_weight, norm_bias)]
         out, normed, rounded = self.logits_buffers
         if len(out) < rows or out.shape[1] != head.rows:
             out = torch.empty(rows, head.rows)
             normed = torch.zeros(rows, head.padded_columns, dtype=self.dtype)
             rounded = torch.empty(rows, _rounded_bytes(hidden_size), dtype=torch.uint8)
             self.logits_buffers = [out, normed, rounded]
+        norm = _LayerWeights(
+            hidden_size=hidden_size, eps=self.norm_eps, num_threads=self.num_threads, layer_norm=self.form.layer_norm
+        )
+        norm.input_norm, norm.input_norm_bias = map(_address, norms)
         self._logits(
-            *(hidden.data_ptr(), norm_weight.data_ptr(), _linear(head), normed.data_ptr(), rounded.data_ptr()),
-            *(out.data_ptr(), rows, hidden_size, self.norm_eps, self.num_threads),
+            *(hidden.data_ptr(), ctypes.addressof(norm), _linear(head), normed.data_ptr(), rounded.data_ptr()),
+            *(out.data_ptr(), rows),
         )
         return out[:rows]
 
@@ -243,6 +260,12 @@ class CPUOps(Ops):
     def make_penalties(self, vocab_size: int, device: torch.device) -> SparsePenalties:
         return SparsePenalties()
 
+    def _in_order(self, name: str, rows: Tensor) -> Tensor:
+        """Rows of a linear layer as `attention_output` of layer.cpp wants them."""
+        if name != "gate_up":
+            return rows
+        return _interleave(rows) if self.form.is_gated else _padded(rows)
+
     def _scratch(self, num_tokens: int, layer: _BoundLayer) -> int:
         """Address of buffers for so many tokens; each layer overwrites them."""
         if num_tokens > len(self.buffers[0]):
@@ -254,18 +277,21 @@ class CPUOps(Ops):
                 (_round_up(weights.intermediate_size, LANES), self.dtype),  # activation
                 (_rounded_bytes(max(weights.hidden_size, weights.output.k, weights.down.k)), torch.uint8),  # rounded
                 *((count * self.head_dim, self.dtype) for count in heads),  # q, k, v
+                (weights.hidden_size if weights.attention_norm or weights.mlp_norm else 0, torch.float32),  # delta
             )
             self.buffers = [torch.zeros(num_tokens, width, dtype=dtype) for width, dtype in widths]
             self.scratch = _Scratch(*(buffer.data_ptr() for buffer in self.buffers))
         return ctypes.addressof(self.scratch)
 
 
+def _padded(rows: Tensor) -> Tensor:
+    """With zeros, to whole panels."""
+    return F.pad(rows, (*[0, 0] * (rows.dim() - 1), 0, -len(rows) % LANES))
+
+
 def _interleave(gate_up: Tensor) -> Tensor:
     """Rows of gate, then up -> sixteen of gate, the sixteen of up that they meet, and so on; padded with zeros."""
-    gate, up = (
-        F.pad(half, (*[0, 0] * (half.dim() - 1), 0, -len(half) % LANES)).unflatten(0, (-1, LANES))
-        for half in gate_up.chunk(2)
-    )
+    gate, up = (_padded(half).unflatten(0, (-1, LANES)) for half in gate_up.chunk(2))
     return torch.stack((gate, up), dim=1).flatten(0, 2)
 
 

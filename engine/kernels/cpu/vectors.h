@@ -143,5 +143,3 @@ static inline v16f vexp2(v16f x) {
 #endif
 }
 constexpr float LOG2_E = 1.44269504088896341f;
-
-static inline v16f silu(v16f x) { return x / (1.0f + vexp2(select(x > -80.0f, x, splat(-80.0f)) * -LOG2_E)); }

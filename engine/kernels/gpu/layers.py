@@ -71,7 +71,7 @@ def norm_kernel(x, delta, weight, residual, out, x_stride, delta_stride, eps, SI
 def gated(gate_up: Tensor, activation: str = "silu") -> Tensor:
     """gate_up [rows, 2 * size], gates first -> activation(gate) * up [rows, size].
 
-    `activation` is silu, gelu or gelu_tanh, its approximation (arXiv 1606.08415).
+    `activation` is one of `LayerForm`.
     """
     rows, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, size, dtype=gate_up.dtype, device=gate_up.device)
@@ -98,6 +98,10 @@ def gated_kernel(gate_up, out, row_stride, SIZE: tl.constexpr, BLOCK: tl.constex
         gate *= 0.5 + 0.5 * tl.erf(gate * 0.7071067811865476)
     elif ACTIVATION == "gelu_tanh":  # (1 + tanh(z)) / 2 is the logistic function of 2 z
         gate *= tl.sigmoid(1.5957691216057308 * (gate + 0.044715 * gate * gate * gate))
+    elif ACTIVATION == "relu":
+        gate = tl.maximum(gate, 0.0)
+    elif ACTIVATION == "relu2":
+        gate = tl.maximum(gate, 0.0) * tl.maximum(gate, 0.0)
     else:
         tl.static_assert(ACTIVATION == "silu")
         gate *= tl.sigmoid(gate)

@@ -43,7 +43,7 @@ class TritonOps(TorchOps):
         return Float8Linear(weight.numbers, weight.scale, bias)
 
     def attention_input(self, hidden: Tensor, layer: LayerWeights, cos_sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        qkv = layer.qkv(self._norm(hidden, layer.input_norm))
+        qkv = layer.qkv(self._add_norm(hidden, None, layer, layer.input_norm, layer.input_norm_bias)[1])
         k, v = (qkv.new_empty(len(hidden), self.heads[1], self.head_dim) for _ in "kv")
         return self._rotate(qkv, layer, cos_sin, KVStore(k, v)), k, v
 
@@ -60,8 +60,8 @@ class TritonOps(TorchOps):
         residual: Tensor = hidden
         delta: Tensor | None = None
         for index, layer in enumerate(layers):
-            residual, normed = add_rms_norm(residual, delta, layer.input_norm, self.norm_eps)
-            q = self._rotate(layer.qkv(normed), layer, cos_sin, cache_slots(backend, index))
+            residual, normed = self._add_norm(residual, delta, layer, layer.input_norm, layer.input_norm_bias)
+            q = self._rotate(layer.qkv(normed), layer, cos_sin[layer.rope_index], cache_slots(backend, index))
             attention = backend.forward(index, q)
             if index == len(layers) - 1:
                 residual, attention = residual[wanted], attention[wanted]
@@ -69,13 +69,13 @@ class TritonOps(TorchOps):
         assert delta is not None  # there are layers
         return residual + delta
 
-    def logits(self, hidden: Tensor, norm_weight: Tensor, head: Any) -> Tensor:
+    def logits(self, hidden: Tensor, norm_weight: Tensor, head: Any, norm_bias: Tensor | None = None) -> Tensor:
         if isinstance(head, QuantisedLinear):
-            return head(self._norm(hidden, norm_weight), torch.float32)
+            return head(self._norm_of(hidden, norm_weight, norm_bias), torch.float32)
         if not (hidden.is_cuda and len(hidden) and isinstance(head, TorchLinear) and head.bias is None):
-            return super().logits(hidden, norm_weight, head)
+            return super().logits(hidden, norm_weight, head, norm_bias)
         # The product's sums as they are: rounded to bfloat16, tokens of nearly the same logit would be equal.
-        return torch.mm(self._norm(hidden, norm_weight), head.weight.t(), out_dtype=torch.float32)
+        return torch.mm(self._norm_of(hidden, norm_weight, norm_bias), head.weight.t(), out_dtype=torch.float32)
 
     def choose_tokens(self, logits: Tensor, choice: TokenChoice) -> tuple[Tensor, Tensor]:
         return choose_tokens(logits, choice)
@@ -85,13 +85,37 @@ class TritonOps(TorchOps):
 
     def _behind_attention(self, residual: Tensor, attention: Tensor, layer: LayerWeights) -> tuple[Tensor, Tensor]:
         """The residual stream in the middle of the layer, and what the layer's second half adds to it."""
-        delta = layer.output(attention.flatten(1))
-        residual, normed = add_rms_norm(residual, delta, layer.post_attention_norm, self.norm_eps)
-        return residual, layer.down(gated(layer.gate_up(normed)))
+        delta = self._normed(layer.output(attention.flatten(1)), layer.attention_output_norm)
+        norms = layer.post_attention_norm, layer.post_attention_norm_bias
+        if self.form.is_parallel:
+            normed, residual = self._add_norm(residual, None, layer, *norms)[1], residual + delta
+        else:
+            residual, normed = self._add_norm(residual, delta, layer, *norms)
+        return residual, self._normed(layer.down(self._activated(layer.gate_up(normed))), layer.mlp_output_norm)
+
+    def _activated(self, gate_up: Tensor) -> Tensor:
+        return gated(gate_up, self.form.activation) if self.form.is_gated else super()._activated(gate_up)
 
     def _rotate(self, qkv: Tensor, layer: LayerWeights, cos_sin: Tensor, store: KVStore) -> Tensor:
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        if norms is not None and len(norms[0]) != self.head_dim:  # of all heads together
+            widths = [count * self.head_dim for count in self.heads]
+            q, k, v = qkv.split(widths, dim=1)
+            qkv, norms = torch.cat((self._norm(q, norms[0]), self._norm(k, norms[1]), v), dim=1), None
         return rotate_and_store(qkv, cos_sin, norms, self.norm_eps, self.heads, store)
+
+    def _add_norm(
+        self, residual: Tensor, delta: Tensor | None, layer: LayerWeights, weight: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """residual + delta in float32, and its norm, if the layer has one, in the type of the layer's norms."""
+        if weight is not None and not self.form.layer_norm:
+            return add_rms_norm(residual, delta, weight, self.norm_eps)
+        residual = residual if delta is None else residual.float() + delta
+        return residual, self._norm_of(residual, weight, bias).to(layer.vectors[0].dtype)
+
+    def _norm_of(self, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+        normed = super()._norm_of(x, weight, bias)
+        return normed if weight is None else normed.to(weight.dtype)
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return rms_norm(x, weight, self.norm_eps)
