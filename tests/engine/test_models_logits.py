@@ -53,7 +53,53 @@ YARN_VARIANTS: list[dict[str, Any]] = [
     {"beta_fast": 8.0, "beta_slow": 2.0},
 ]
 
+MULTIPLIERS = {
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 0.5,
+}
+GEMMA_ROPES = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
+}
+OLMO_ROPES = {"full_attention": ROPES["yarn"], "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+NEWER_FAMILIES: list[tuple[str, dict[str, Any]]] = [
+    ("gemma", {"head_dim": 32}),
+    ("gemma", {"head_dim": 16, "attention_bias": True, "hidden_act": "gelu"}),
+    ("gemma2", {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 24, "attn_logit_softcapping": 3.0}),
+    ("gemma2", {"head_dim": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    ("gemma3_text", {"head_dim": 32, "sliding_window": 24, "num_hidden_layers": 7, "query_pre_attn_scalar": 40}),
+    ("gemma3_text", {"head_dim": 16, "rope_parameters": GEMMA_ROPES, "layer_types": MIXED, "sliding_window": 40}),
+    ("granite", MULTIPLIERS),
+    ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("smollm3", {"pad_token_id": 0, "num_hidden_layers": 4}),
+    ("smollm3", {"pad_token_id": 0, "no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 24}),
+    ("phi3", {"pad_token_id": 0}),
+    ("phi3", {"pad_token_id": 0, "partial_rotary_factor": 0.75, "sliding_window": 30}),
+    ("olmo2", {}),
+    ("olmo2", {"attention_bias": True}),
+    ("olmo3", {"num_hidden_layers": 4, "sliding_window": 24}),
+    ("olmo3", {"rope_parameters": OLMO_ROPES, "layer_types": MIXED, "sliding_window": 40}),
+    ("exaone4", {"num_hidden_layers": 4, "sliding_window": 24, "head_dim": 16}),
+    ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3, "head_dim": 16}),
+    ("glm", {"pad_token_id": 0, "head_dim": 32, "attention_bias": True}),
+    ("glm4", {"pad_token_id": 0, "head_dim": 32, "attention_bias": True}),
+    ("glm4", {"pad_token_id": 0, "head_dim": 16, "attention_bias": False}),
+    ("cohere", {"logit_scale": 0.25}),
+    ("cohere", {"attention_bias": True, "tie_word_embeddings": False}),
+    ("cohere2", {"num_hidden_layers": 5, "sliding_window": 24}),
+    ("stablelm", {}),
+    ("stablelm", {"use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    ("starcoder2", {"sliding_window": None}),
+    ("starcoder2", {"sliding_window": 30, "use_bias": False}),
+    ("seed_oss", {"head_dim": 16, "attention_bias": True, "attention_out_bias": True}),
+    ("arcee", {"mlp_bias": True}),
+    ("helium", {"head_dim": 16}),
+]
 
 FAMILY_CONFIGS: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
@@ -77,6 +123,7 @@ FAMILY_CONFIGS: list[tuple[str, dict[str, Any]]] = [
             "layer_types": MIXED,
         },
     ),
+    *NEWER_FAMILIES,
 ]
 
 

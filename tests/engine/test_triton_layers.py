@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -18,7 +17,7 @@ from engine.attention.torch_reference import TorchReferenceAttention
 from engine.checkpoints import open_checkpoint
 from engine.kernels import select_ops
 from engine.kernels.ops import LayerWeights, each_layer
-from engine.kernels.torch_ops import TorchLinear, TorchOps, rotate
+from engine.kernels.torch_ops import ACTIVATIONS, TorchLinear, TorchOps, rotate
 from engine.models.config import ModelConfig, RopeConfig
 from tests.engine.paged_runs import PagedRun, load
 from tests.engine.tiny_models import VOCAB_SIZE, write_tiny
@@ -72,7 +71,7 @@ def activated(gate_up: Tensor, activation: str) -> Tensor:
     dtypes,
     st.integers(0, 3),
     st.sampled_from([1, 24, 100, 1024, 1025, 2500]),
-    st.sampled_from(["silu", "gelu", "gelu_tanh"]),
+    st.sampled_from(list(ACTIVATIONS)),
     st.integers(0, 9),
     seeds,
 )
@@ -81,8 +80,7 @@ def test_activations_equal_their_torch_twin(
 ) -> None:
     gate_up = normal(seed, rows, 2 * size, dtype=dtype, apart=apart) * 4
     gate, up = gate_up.float().chunk(2, dim=1)
-    twins = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh")}
-    assert_near(activated(gate_up, activation), twins[activation](gate) * up, dtype)
+    assert_near(activated(gate_up, activation), ACTIVATIONS[activation](gate) * up, dtype)
 
 
 def test_activations_of_great_numbers_are_finite() -> None:
@@ -179,14 +177,23 @@ def test_a_float8_cache_written_with_the_rotation_has_the_bits_of_one_written_by
 
 
 def ops_of(config: ModelConfig) -> TritonOps:
-    sizes = (config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps)
-    return TritonOps(**dict(zip(("num_heads", "num_kv_heads", "head_dim", "norm_eps"), sizes, strict=True)))
+    sizes = (config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps, config.form)
+    return TritonOps(**dict(zip(("num_heads", "num_kv_heads", "head_dim", "norm_eps", "form"), sizes, strict=True)))
 
 
 FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
     ("qwen2", {"num_attention_heads": 6, "head_dim": 18}),
     ("qwen3", {"head_dim": 32}),
+    ("gemma2", {"head_dim": 32, "sliding_window": 4, "final_logit_softcapping": 3.0}),
+    ("gemma3_text", {"head_dim": 16, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
+    ("granite", {"residual_multiplier": 0.22, "embedding_multiplier": 12.0, "attention_multiplier": 0.1}),
+    ("phi3", {"pad_token_id": 0, "partial_rotary_factor": 0.75}),
+    ("olmo2", {}),
+    ("glm4", {"pad_token_id": 0, "head_dim": 32}),
+    ("cohere2", {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}),
+    ("starcoder2", {"sliding_window": None}),
+    ("arcee", {}),
     ("mistral", {"sliding_window": 4}),
 ]
 
@@ -270,7 +277,7 @@ class NotPaged:
 @pytest.mark.parametrize(("wanted", "cache_dtype"), [([], None), ([0, 2], None), ([0, 1, 2], torch.int8)], ids=str)
 def test_all_layers_are_the_layers_one_by_one(wanted: list[int], cache_dtype: torch.dtype | None) -> None:
     ops, dtype = TritonOps(**SIZES), torch.bfloat16
-    layers, hidden, cos_sin = tiny_layers(ops, dtype, True), normal(7, 3, 40, dtype=dtype), normal(8, 3, 18)
+    layers, hidden, cos_sin = tiny_layers(ops, dtype, True), normal(7, 3, 40, dtype=dtype), normal(8, 1, 3, 18)
     rows, results = torch.tensor(wanted, dtype=torch.int64), []
     one_by_one = tiny_backend(dtype, 3, cache_dtype)
     expected = each_layer(ops, hidden, layers, cos_sin, rows, one_by_one)
