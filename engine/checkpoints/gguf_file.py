@@ -134,6 +134,8 @@ def _own_values(file: Path, metadata: dict[str, Any], family: Family) -> Values:
             if not sizes or any(size != sizes[0] for size in sizes):
                 raise CheckpointError(f"{file}: {prefix}{key} differs from layer to layer, which is not supported")
             own[key] = sizes[0]
+    if own.get("attention.sliding_window") == 0:  # none
+        del own["attention.sliding_window"]
     constants = {key: value for key, value in family.defaults.items() if key in GGUF_CONSTANTS}
     return Values(file, {**constants, **family.gguf_defaults} | own, prefix, GGUF_KEYS)
 

@@ -14,7 +14,15 @@ from engine.checkpoints import StoredTensor, open_checkpoint
 from engine.checkpoints.gguf_reader import TENSOR_TYPES, read_gguf
 from engine.weights.dequantise import read_into
 from tests.engine.paged_runs import load, prefill
-from tests.engine.test_models_logits import LONG, ROPES, SHORT, assert_equal_logits, hf_logits, random_tokens
+from tests.engine.test_models_logits import (
+    LONG,
+    MULTIPLIERS,
+    ROPES,
+    SHORT,
+    assert_equal_logits,
+    hf_logits,
+    random_tokens,
+)
 from tests.engine.tiny_gguf import Kind, add_value, quantised, write_gguf
 from tests.engine.tiny_models import tiny_model
 
@@ -39,6 +47,22 @@ def check(path: Path, model: Any) -> None:
         ("mistral", {"sliding_window": None}),
         ("qwen2", {"tie_word_embeddings": True}),
         ("qwen3", {"head_dim": 32}),
+        ("gemma", {"head_dim": 32}),
+        ("gemma2", {"head_dim": 32, "sliding_window": 24, "query_pre_attn_scalar": 32}),
+        ("gemma3_text", {"head_dim": 32, "sliding_window": 24, "num_hidden_layers": 7, "query_pre_attn_scalar": 32}),
+        ("granite", MULTIPLIERS),
+        ("smollm3", {"pad_token_id": 0, "num_hidden_layers": 5}),
+        ("phi3", {"pad_token_id": 0, "partial_rotary_factor": 0.75, "sliding_window": 30}),
+        ("olmo2", {}),
+        ("olmo3", {"num_hidden_layers": 4, "sliding_window": 24}),
+        ("exaone4", {"num_hidden_layers": 4, "sliding_window": 24, "head_dim": 16}),
+        ("glm4", {"pad_token_id": 0, "head_dim": 32, "attention_bias": True}),
+        ("cohere", {"logit_scale": 0.25}),
+        ("cohere2", {"num_hidden_layers": 5, "sliding_window": 24, "head_dim": 16}),
+        ("stablelm", {"use_qkv_bias": True}),
+        ("starcoder2", {"sliding_window": None}),
+        ("seed_oss", {"head_dim": 16, "attention_bias": True}),
+        ("arcee", {}),
     ],
 )
 def test_family_equals_transformers(tmp_path: Path, family: str, config: dict[str, Any]) -> None:

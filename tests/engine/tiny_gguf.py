@@ -1,5 +1,6 @@
 """Writes transformers' tiny models as GGUF files, as llama.cpp's converter would."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,33 +12,63 @@ from transformers import PreTrainedModel
 
 Kind = gguf.GGMLQuantizationType
 
-MODULES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
+ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "cohere": "command-r"}
+"""GGUF's names where they are not transformers'."""
+
+PERMUTED = ("llama", "granite", "smollm3", "arcee")
+"""Architectures of whose q and k the converter moves the rows."""
+
+METADATA = {
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
 }
+"""GGUF's keys of some families -> transformers'."""
 
 # Bytes of a block that hold its float16 scales; the rest is free to be random.
 SCALE_BYTES = {Kind.Q4_K: (0, 2), Kind.Q5_K: (0, 2), Kind.Q6_K: (208,), Kind.Q2_K: (80, 82), Kind.Q3_K: (108,)}
 
 
-def gguf_name(name: str) -> str:
+@cache
+def module_names(arch: str) -> gguf.TensorNameMap:
+    return gguf.get_tensor_name_map(next(key for key, own in gguf.MODEL_ARCH_NAMES.items() if own == arch), 64)
+
+
+def gguf_name(name: str, arch: str) -> str:
+    """By the tables of llama.cpp's own package."""
     module, _, kind = name.rpartition(".")
-    if not module.startswith("model.layers."):
-        return f"{MODULES[module]}.{kind}"
-    _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{MODULES[rest]}.{kind}"
+    found = module_names(arch).get_name(module)
+    assert found is not None, name
+    return f"{found}.{kind}"
+
+
+def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
+    """What the converter writes, without the architecture's prefix."""
+    config = model.config
+    ropes = config.rope_parameters
+    rope = ropes.get("full_attention", ropes)
+    entries = {
+        "context_length": config.max_position_embeddings,
+        "embedding_length": config.hidden_size,
+        "block_count": config.num_hidden_layers,
+        "feed_forward_length": config.intermediate_size,
+        "attention.head_count": config.num_attention_heads,
+        "attention.head_count_kv": config.num_key_value_heads,
+        "attention.key_length": head_dim(model),
+        "attention.value_length": head_dim(model),
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "rope.freq_base": rope["rope_theta"],
+        "rope.dimension_count": int(head_dim(model) * rope.get("partial_rotary_factor", 1.0)),
+    }
+    for key in ("layer_norm_eps", "norm_epsilon"):
+        if hasattr(config, key):
+            entries["attention.layer_norm_epsilon"] = getattr(config, key)
+    entries |= {key: getattr(config, own) for key, own in METADATA.items() if getattr(config, own, None) is not None}
+    scale = getattr(config, "logits_scaling", getattr(config, "logit_scale", None))
+    return entries | {"logit_scale": scale}
 
 
 def quantised(values: npt.NDArray[np.float32], kind: Kind) -> npt.NDArray[Any]:
@@ -75,22 +106,10 @@ def write_gguf(
     `metadata` has keys without the architecture's prefix, `top_metadata` whole ones; None removes an entry.
     With `split`, the file is cut into that many, as NAME-00001-of-00003.gguf.
     """
-    config = model.config
-    arch = "llama" if config.model_type == "mistral" else config.model_type
+    arch = ARCHITECTURES.get(model.config.model_type, model.config.model_type)
     num_tensors = len(list(model.named_parameters()))
     writer = gguf.GGUFWriter(path, arch, split_max_tensors=-(-num_tensors // split) if split else 0)
-    entries = {
-        "context_length": config.max_position_embeddings,
-        "embedding_length": config.hidden_size,
-        "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
-        "attention.key_length": head_dim(model),
-        "attention.value_length": head_dim(model),
-        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope_parameters["rope_theta"],
-    } | (metadata or {})
+    entries = metadata_of(model) | (metadata or {})
     for key, value in entries.items():
         add_value(writer, f"{arch}.{key}", value)
     for key, value in (top_metadata or {}).items():
@@ -100,9 +119,11 @@ def write_gguf(
         data = quantised(parameter.detach().numpy(), own_kind)
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(gguf.dequantize(data, own_kind).reshape(parameter.shape)))
-        if arch == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
+        if arch.startswith("gemma") and name.endswith("norm.weight"):
+            data = data + 1
+        if arch in PERMUTED and name.split(".")[-2] in ("q_proj", "k_proj"):
             data = interleave_rotary_rows(data, head_dim(model))
-        writer.add_tensor(gguf_name(name), data, raw_dtype=own_kind)
+        writer.add_tensor(gguf_name(name, arch), data, raw_dtype=own_kind)
     for name, values in (extra_tensors or {}).items():
         writer.add_tensor(name, values)
     writer.write_header_to_file()
