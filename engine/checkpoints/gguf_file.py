@@ -19,6 +19,7 @@ from .gguf_reader import GGUFContents, read_gguf
 from .gguf_rope import ROPE_TENSORS, gguf_rope
 from .gguf_vocabulary import read_vocabulary
 from .hf_config import common_config
+from .known_keys import unknown_note
 from .rotary_rows import in_kernels_order
 from .values import Values, named
 
@@ -58,6 +59,7 @@ def open_gguf(file: Path) -> Checkpoint:
         tokenizer_source=vocabulary,
         chat_templates=_chat_templates(metadata),
         pooling="mean" if values.get("pooling_type") == MEAN else "last",
+        notes=tuple(unknown_note(values, config.architecture)),
         tensors=in_kernels_order(network, config, family, is_interleaved=family.gguf_is_interleaved),
     )
 

@@ -10,7 +10,7 @@ from engine.models.config import Activation, LayerForm, ModelConfig, RopeConfig
 
 from .families import FAMILIES
 from .family import Family
-from .known_keys import check_unread
+from .known_keys import unknown_note
 from .rope_values import parse_rope, rotary_dim
 from .values import MAX_CONTEXT, MAX_LAYERS, Values, named
 
@@ -54,9 +54,7 @@ def parse_config(
         dtype=_dtype(values, stored_dtype),
     )
     config = msgspec.structs.replace(config, **family.read(values, config))
-    unknown = check_unread(values, config.architecture)
-    notes = [f"{file.name} has keys that are not known and passed over: {', '.join(unknown)}"] if unknown else []
-    return config, notes
+    return config, unknown_note(values, config.architecture)
 
 
 def common_config(values: Values, family: Family, *, rope: RopeConfig, rotary_dim: int, **given: Any) -> ModelConfig:

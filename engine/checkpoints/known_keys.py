@@ -18,45 +18,34 @@ _WITHOUT_EFFECT = """
     max_window_layers rope_interleaved rope_theta rope_scaling rope_parameters use_sliding_window
     cross_attention_hidden_size add_cross_attention finetuning_task prefix keys_to_ignore_at_inference
     rope_parameters.type rope_scaling.type rope_parameters.finetuned rope_scaling.finetuned
-    sentence_transformers rope_local_base_freq layer_types use_mup z_loss_coefficient
+    sentence_transformers rope_local_base_freq layer_types use_mup z_loss_coefficient vocab_size
+    rope.scaling.finetuned tensor_data_layout attention.value_length attention.layer_norm_epsilon
+    attention.layer_norm_rms_epsilon expert_used_count rope.dimension_count rope.scaling.type
+    rope.scaling.factor rope.scaling.original_context_length rope.scaling.attn_factor
+    rope.scaling.yarn_log_multiplier rope.scale_linear attention.sliding_window_pattern
+    attention.key_length_swa attention.value_length_swa rope.dimension_count_swa rope.freq_base_swa
 """
 
 WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT.split())
 """Of training, of text, of other programs, or checked where tensors are: a bias without a place is refused there."""
 
 OFF: dict[str, tuple[Any, ...]] = {
-    "alibi": (False,),
-    "attention_multiplier": (),
-    "attn_logit_softcapping": (),
-    "clip_qkv": (),
-    "embedding_multiplier": (1,),
-    "final_logit_softcapping": (),
+    **dict.fromkeys(("alibi", "parallel_attn", "qk_layernorm", "use_parallel_residual", "use_qk_norm"), (False,)),
+    **dict.fromkeys(("scale_attn_by_inverse_layer_idx", "use_bidirectional_attention"), (False,)),
+    **dict.fromkeys(("embedding_multiplier", "logit_scale", "logits_scaling", "residual_multiplier"), (1,)),
+    **dict.fromkeys(("embedding_scale", "residual_scale", "partial_rotary_factor"), (1,)),
+    **dict.fromkeys(("moe_intermediate_size", "n_routed_experts", "num_experts", "num_local_experts"), (0,)),
+    **dict.fromkeys(("no_rope_layer_interval", "num_kv_shared_layers"), (0,)),
+    **dict.fromkeys(("attention.clamp_kqv", "attention.max_alibi_bias", "attention.scale"), (0,)),
+    **dict.fromkeys(("attention.temperature_length", "attention.temperature_scale"), (0,)),
+    **dict.fromkeys(("attention_multiplier", "clip_qkv", "kv_lora_rank", "query_pre_attn_scalar"), ()),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping"), ()),
+    **dict.fromkeys((f"rope_{form}.llama_4_scaling_beta" for form in ("parameters", "scaling")), (0,)),
+    **dict.fromkeys((f"rope_{form}.mrope_section" for form in ("parameters", "scaling")), ()),
     "is_causal": (True,),
-    "kv_lora_rank": (),
-    "logit_scale": (1,),
-    "logits_scaling": (1,),
-    "moe_intermediate_size": (0,),
-    "n_routed_experts": (0,),
-    "no_rope_layer_interval": (0,),
     "no_rope_layers": ([],),
-    "num_experts": (0,),
-    "num_kv_shared_layers": (0,),
-    "num_local_experts": (0,),
-    "parallel_attn": (False,),
-    "partial_rotary_factor": (1,),
-    "qk_layernorm": (False,),
-    "query_pre_attn_scalar": (),
-    "residual_multiplier": (1,),
-    "rope_parameters.llama_4_scaling_beta": (0,),
-    "rope_parameters.mrope_section": (),
-    "rope_scaling.llama_4_scaling_beta": (0,),
-    "rope_scaling.mrope_section": (),
-    "scale_attn_by_inverse_layer_idx": (False,),
-    "use_bidirectional_attention": (False,),
-    "use_parallel_residual": (False,),
-    "use_qk_norm": (False,),
 }
-"""Key -> values that change nothing, where the family does not read it; every other is refused."""
+"""Key -> values that change nothing, where the family does not read it; every other is refused. GGUF's are here too."""
 
 
 def check_unread(values: Values, architecture: str) -> list[str]:
@@ -64,7 +53,15 @@ def check_unread(values: Values, architecture: str) -> list[str]:
     unread = values.not_asked()
     for key, value in unread.items():
         if key in OFF and value not in OFF[key]:
-            raise CheckpointError(f"{values.file}: {key} {shown(value)} is not supported for {architecture}")
-    if "layer_types" in unread and set(map(str, unread["layer_types"])) - {"full_attention"}:
-        raise CheckpointError(f"{values.file}: layer_types are not supported for {architecture}")
+            name = f"{values.prefix}{key} {shown(value)}"
+            raise CheckpointError(f"{values.file}: {name} is not supported for {architecture}")
+    kinds = unread.get("layer_types", [])
+    if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
+        raise CheckpointError(f"{values.file}: layer_types {shown(kinds)} is not supported for {architecture}")
     return sorted(unread.keys() - OFF.keys() - WITHOUT_EFFECT)
+
+
+def unknown_note(values: Values, architecture: str) -> list[str]:
+    """As `check_unread`, in a sentence for the start-up message."""
+    unknown = ", ".join(f"{values.prefix}{key}" for key in check_unread(values, architecture))
+    return [f"{values.file.name} has keys that are not known and passed over: {unknown}"] if unknown else []

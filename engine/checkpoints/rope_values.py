@@ -76,9 +76,10 @@ def parse_rope(
     )
 
 
-def check_rope(rope: RopeConfig, values: Values, name: str, key: str = "max_position_embeddings") -> RopeConfig:
+def check_rope(rope: RopeConfig, values: Values, name: str) -> RopeConfig:
     """Refuse a `factor`, called `name`, that extends the context beyond all measure."""
-    length = rope.parameters.get("original_max_position_embeddings", values.get(key))
+    context = values.whole("max_position_embeddings", most=MAX_CONTEXT)
+    length = rope.parameters.get("original_max_position_embeddings", context)
     if rope.rope_type in ("linear", "dynamic", "yarn") and rope.parameters.get("factor", 1.0) * length > MAX_CONTEXT:
         raise CheckpointError(
             f"{values.file}: {name} {rope.parameters['factor']:g} makes a context of more than {MAX_CONTEXT} tokens"

@@ -24,7 +24,7 @@ class Values:
         """`prefix` stands before each key in the file; `own_names` are the keys that the file calls otherwise."""
         self.file = file
         self._entries = {key: value for key, value in entries.items() if value is not None}
-        self._prefix = prefix
+        self.prefix = prefix
         self._own_names = own_names or {}
         self._asked: set[str] = set()
         self._sections: dict[str, Values] = {}
@@ -45,7 +45,7 @@ class Values:
 
     def name(self, key: str) -> str:
         """The key as it is in the file, with its prefix."""
-        return f"{self._prefix}{self._own_names.get(key, key)}"
+        return f"{self.prefix}{self._own_names.get(key, key)}"
 
     def section(self, key: str) -> "Values":
         """The values of the object `key`; empty where it is left out."""
@@ -54,10 +54,10 @@ class Values:
         return self._sections[key]
 
     def not_asked(self) -> dict[str, Any]:
-        """Entries that nobody has looked at, also those of sections, by their names in the file."""
-        found = {self._prefix + key: value for key, value in self._entries.items() if key not in self._asked}
+        """Entries that nobody has looked at, by the file's own names without the prefix; of sections with theirs."""
+        found = {key: value for key, value in self._entries.items() if key not in self._asked}
         for section in self._sections.values():
-            found |= section.not_asked()
+            found |= {section.prefix + key: value for key, value in section.not_asked().items()}
         return found
 
     def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_SIZE) -> int:

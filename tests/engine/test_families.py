@@ -1,0 +1,108 @@
+"""Records of families: all are tested, documented, small, and refuse what they do not honour."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from configs.errors import CheckpointError
+from engine.checkpoints import families, open_checkpoint
+from engine.checkpoints.families import FAMILIES
+from engine.checkpoints.rotary_rows import head_order
+from scripts.models_page import PAGE, document
+from tests.engine.test_checkpoints_hf_folder import edit_json
+from tests.engine.test_models_logits import FAMILY_CONFIGS
+from tests.engine.tiny_gguf import write_gguf
+from tests.engine.tiny_models import tiny_model, write_tiny
+
+MAX_LINES = 60
+"""Of a file of records."""
+
+
+def test_every_family_is_compared_with_transformers() -> None:
+    tested = {AutoConfig.for_model(name).__class__.__name__.removesuffix("Config") for name, _ in FAMILY_CONFIGS}
+    tested = {name.removesuffix("Text") for name in tested}
+    assert tested == {family.name for family in FAMILIES}
+
+
+@pytest.mark.parametrize("path", sorted(Path(families.__path__[0]).glob("*.py")), ids=lambda path: path.stem)
+def test_records_are_small(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_names_are_told_apart() -> None:
+    names = [name for family in FAMILIES for name in (family.name, *family.also)]
+    assert len(names) == len(set(names))
+    gguf = [name for family in FAMILIES for name in family.gguf]
+    assert len(gguf) == len(set(gguf))
+
+
+def test_the_page_of_models_is_kept() -> None:
+    """Mend it with `python scripts/models_page.py`."""
+    assert PAGE.read_text() == document()
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("llama", "final_logit_softcapping", 30.0),
+        ("llama", "residual_multiplier", 0.22),
+        ("llama", "clip_qkv", 8.0),
+        ("llama", "num_local_experts", 8),
+        ("llama", "no_rope_layers", [1, 1, 0]),
+        ("llama", "layer_types", ["full_attention", "sliding_attention", "full_attention"]),
+        ("llama", "layer_types", 7),
+        ("qwen3", "attn_logit_softcapping", 50.0),
+        ("qwen3", "use_bidirectional_attention", True),
+        ("stablelm", "use_parallel_residual", True),
+        ("cohere", "use_qk_norm", True),
+        ("qwen2", "layer_types", ["linear_attention"] * 3),
+        ("gemma3_text", "use_bidirectional_attention", True),
+        ("mistral", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}),
+        ("qwen2", "rope_scaling", {"rope_type": "default", "mrope_section": [2, 3, 3]}),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_key(tmp_path: Path, family: str, key: str, value: Any) -> None:
+    own = {"num_key_value_heads": 4} if family == "cohere" else {}
+    write_tiny(tmp_path, family, **own)
+    edit_json(tmp_path / "config.json", **{key: value}, **({"use_sliding_window": True} if family == "qwen2" else {}))
+    words = list(value)[-1] if isinstance(value, dict) else key
+    with pytest.raises(CheckpointError, match=rf"config\.json: [\w.]*{words}"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, 1, 1.0])
+def test_what_is_off_is_no_reason_to_refuse(tmp_path: Path, value: Any) -> None:
+    write_tiny(tmp_path)
+    edit_json(tmp_path / "config.json", residual_multiplier=value, num_experts=0, final_logit_softcapping=None)
+    assert open_checkpoint(tmp_path).notes == ()
+
+
+def test_unknown_keys_are_named_at_start(tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    edit_json(tmp_path / "config.json", zeta=3, rope_parameters={"rope_type": "default", "eta": 1})
+    [note] = open_checkpoint(tmp_path).notes
+    assert note.endswith(": rope_parameters.eta, zeta")
+
+
+def test_gguf_keys_are_refused_or_named_likewise(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    write_gguf(path, tiny_model(), metadata={"attn_logit_softcapping": 50.0})
+    with pytest.raises(CheckpointError, match=r"llama\.attn_logit_softcapping 50\.0 is not supported"):
+        open_checkpoint(path)
+    write_gguf(path, tiny_model(), metadata={"zeta": 3})
+    assert open_checkpoint(path).notes == ("m.gguf has keys that are not known and passed over: llama.zeta",)
+
+
+@pytest.mark.parametrize("is_interleaved", [False, True])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(8, 8), (8, 4), (16, 12), (12, 6)])
+def test_elements_that_turn_together_come_half_a_head_apart(
+    head_dim: int, rotary_dim: int, is_interleaved: bool
+) -> None:
+    order = head_order(head_dim, rotary_dim, is_interleaved=is_interleaved).tolist()
+    assert sorted(order) == list(range(head_dim))
+    pairs = list(zip(order[: head_dim // 2], order[head_dim // 2 :], strict=True))
+    half = rotary_dim // 2
+    own = [(2 * i, 2 * i + 1) if is_interleaved else (i, i + half) for i in range(half)]
+    assert pairs[:half] == own
