@@ -79,6 +79,7 @@ def max_context(config: EngineConfig, model: ModelConfig) -> int:
         limit = int(limit * scaling["factor"])
     elif rope == "yarn" and scaling.get("factor"):  # checkpoints give the length before or after the extension
         limit = max(limit, int(scaling["original_max_position_embeddings"] * scaling["factor"]))
+    limit = min(limit, model.context_limit or limit)
     if config.max_model_len is None:
         return limit
     if not 1 <= config.max_model_len <= limit:

@@ -44,6 +44,8 @@ class StoredTensor:
     those."""
     row_order: npt.NDArray[np.int64] | None = field(default=None, repr=False)
     """Where the rows, which are elements in a vector, lie in the file; None: in order."""
+    is_transposed: bool = False
+    """Whether the file has it as [columns, rows]; floats only."""
     scale: Scale | None = None
     """Of F8_E4M3, always."""
 

@@ -19,7 +19,7 @@ Names = dict[str, tuple[str, str]]
 """Part of the network -> its module in Hugging Face's and in GGUF's files. N is the layer; .weight or .bias follows.
 
 Parts are the fields of `LayerWeights` and `DecoderWeights`, but for fused ones that are stored apart: q, k and v for
-qkv, gate and up for gate_up. A norm that is not named is not there.
+qkv, gate and up for gate_up. A norm that is not named is not there; nor are learned positions.
 """
 
 LLAMA_NAMES: Names = {
@@ -68,6 +68,7 @@ GGUF_KEYS = {
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_eps": "attention.layer_norm_epsilon",
     "norm_epsilon": "attention.layer_norm_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
     "sliding_window": "attention.sliding_window",
     "sliding_window_pattern": "attention.sliding_window_pattern",
     "rope_theta": "rope.freq_base",
@@ -81,6 +82,22 @@ GGUF_KEYS = {
 
 GGUF_CONSTANTS = ("hidden_act", "hidden_activation")
 """Defaults that hold for GGUF as well: its metadata does not tell them."""
+
+
+ONE_KV_HEAD_EACH = {"num_key_value_heads": "num_attention_heads"}
+"""For `Family.keys`: every query head has keys and values of its own."""
+
+
+GPT_KEYS = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "num_key_value_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+    "hidden_act": "activation_function",
+}
+"""For `Family.keys`, in the manner of GPT-2."""
 
 
 def same(values: Values, config: ModelConfig) -> dict[str, Any]:
@@ -98,7 +115,7 @@ class Family:
     """GGUF's names of the architecture."""
     names: Names = field(default_factory=lambda: LLAMA_NAMES)
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What config.json means where it leaves a key out. `partial_rotary_factor` is honoured where it is here."""
+    """What config.json means where it leaves a key out, by the file's names."""
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """By GGUF's keys; nothing of `defaults` but GGUF_CONSTANTS holds there."""
     read: Callable[[Values, ModelConfig], dict[str, Any]] = same
@@ -110,6 +127,20 @@ class Family:
     gguf_is_interleaved: bool = False
     also: tuple[str, ...] = ()
     """Other names of the same architecture."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Key -> what this family's config.json calls it, where that differs."""
+    mlp_ratio: int | None = None
+    """What intermediate_size is in hidden sizes, where it is left out."""
+    transposed: tuple[str, ...] = ()
+    """Parts that Hugging Face's files have as [columns, rows]."""
+    qkv_by_head: bool = False
+    """Whether Hugging Face's files have q, k and v of one head after those of another in the fused tensor."""
+
+    @property
+    def turns_in_part(self) -> bool:
+        """Whether `partial_rotary_factor`, which is among the defaults then, is honoured."""
+        key = "partial_rotary_factor"
+        return self.keys.get(key, key) in self.defaults
 
 
 def layer_types(

@@ -95,7 +95,7 @@ def _config(values: Values, family: Family, tensors: dict[str, StoredTensor]) ->
     if head_dim % 2 or values.whole("attention.value_length", head_dim) != head_dim:
         raise values.refusal("attention.value_length", f"the even size of keys, {head_dim}, is needed")
     rotary_dim = values.whole("rope.dimension_count", head_dim, least=2)
-    if rotary_dim != head_dim and ("partial_rotary_factor" not in family.defaults or rotary_dim > head_dim):
+    if rotary_dim != head_dim and (not family.turns_in_part or rotary_dim > head_dim):
         raise CheckpointError(f"{values.file}: rotary embedding of a part of the head is not supported")
 
     def has_bias(part: str) -> bool:
@@ -138,8 +138,11 @@ def _own_values(file: Path, metadata: dict[str, Any], family: Family) -> Values:
             own[key] = sizes[0]
     if own.get("attention.sliding_window") == 0:  # none
         del own["attention.sliding_window"]
-    constants = {key: value for key, value in family.defaults.items() if key in GGUF_CONSTANTS}
-    return Values(file, {**constants, **family.gguf_defaults} | own, prefix, GGUF_KEYS)
+    names = {key: family.keys.get(key, key) for key in GGUF_CONSTANTS}
+    constants = {key: family.defaults[name] for key, name in names.items() if name in family.defaults}
+    values = Values(file, {**constants, **family.gguf_defaults} | own, prefix, GGUF_KEYS)
+    values.is_gguf = True
+    return values
 
 
 def _refuse_unsupported(values: Values) -> None:

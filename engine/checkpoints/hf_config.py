@@ -1,5 +1,6 @@
 """config.json of Hugging Face -> ModelConfig. A null means the default, as it does there."""
 
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,6 +16,9 @@ from .rope_values import parse_rope, rotary_dim
 from .values import MAX_CONTEXT, MAX_LAYERS, Values, named
 
 WITH_HEAD = "ForCausalLM"
+WITH_HEAD_NAMES = (WITH_HEAD, "LMHeadModel")
+NESTED = "ForConditionalGeneration"
+"""Networks for images and text; where they say what their text part is, that one is served."""
 BASES = ("Model", "ForSequenceClassification", "ForTokenClassification")
 """Kinds of networks without a head for the next token: what comes before it is served, for embeddings."""
 
@@ -27,21 +31,58 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+@dataclass(frozen=True)
+class Architecture:
+    """What config.json says of the network's kind."""
+
+    family: Family
+    has_head: bool
+    raw: dict[str, Any]
+    """config.json, or the part of it that tells of the text."""
+    is_nested: bool = False
+    """Whether there are other parts, for images say."""
+
+
+def find_architecture(raw: dict[str, Any], file: Path) -> Architecture:
+    """`raw` is config.json. Raises CheckpointError for what is not supported."""
+    model_type = str(raw.get("model_type", "")).removesuffix("_text").replace("_", "")
+    own_type = [f"{family.name}{WITH_HEAD}" for family in FAMILIES if family.name.lower() == model_type]
+    names = raw.get("architectures") or own_type or [model_type]
+    names = names if isinstance(names, list) else [names]
+    for name in names:
+        for family in FAMILIES:
+            for prefix in (family.name, *family.also):
+                kind = str(name).removeprefix(prefix)
+                if name == f"{prefix}{kind}" and kind in (*WITH_HEAD_NAMES, *BASES):
+                    return Architecture(family, kind in WITH_HEAD_NAMES, raw)
+        text = raw.get("text_config")
+        if str(name).endswith(NESTED) and isinstance(text, dict):
+            shared = {key: raw[key] for key in ("dtype", "torch_dtype", "tie_word_embeddings") if key in raw}
+            inner = find_architecture(shared | text | {"architectures": None}, file)
+            return replace(inner, is_nested=True)
+    own_code = ", and code of its own (auto_map) is never run" if "auto_map" in raw else ""
+    known = ", ".join(family.name for family in FAMILIES)
+    given = ", ".join(map(named, names[:3]))
+    raise CheckpointError(
+        f"{file}: architecture {given} is not supported{own_code}; these are, as LlamaForCausalLM: {known}"
+    )
+
+
 def parse_config(
-    raw: dict[str, Any], file: Path, stored_dtype: str, *, has_head: bool
+    found: Architecture, file: Path, stored_dtype: str, *, has_head: bool
 ) -> tuple[ModelConfig, list[str]]:
-    """`raw` is config.json, `stored_dtype` the type of the stored weights, used when config.json names none.
+    """`stored_dtype` is the type of the stored weights, used when config.json names none.
 
     `has_head` tells whether the file's names leave room for one. Also returns notes for the start-up message. Raises
     CheckpointError that names `file` and the key.
     """
-    family, kind = _architecture(raw, file)
+    family = found.family
     # A null in the file removes the family's default: what is common to all families holds then.
-    values = Values(file, {**family.defaults} | raw)
+    values = Values(file, {**family.defaults} | found.raw, own_names=family.keys)
     is_tied = values.flag("tie_word_embeddings")
-    has_head = is_tied or (has_head and kind == WITH_HEAD)
+    has_head = is_tied or (has_head and found.has_head)
     head_dim, dim = _head_dim(values), 0
-    dim = rotary_dim(values, head_dim, may_be_partial="partial_rotary_factor" in family.defaults)
+    dim = rotary_dim(values, head_dim, may_be_partial=family.turns_in_part)
     config = common_config(
         values,
         family,
@@ -54,7 +95,8 @@ def parse_config(
         dtype=_dtype(values, stored_dtype),
     )
     config = msgspec.structs.replace(config, **family.read(values, config))
-    return config, unknown_note(values, config.architecture)
+    notes = ["images and sounds are not served, but text is"] if found.is_nested else []
+    return config, notes + unknown_note(values, config.architecture)
 
 
 def common_config(values: Values, family: Family, *, rope: RopeConfig, rotary_dim: int, **given: Any) -> ModelConfig:
@@ -64,17 +106,19 @@ def common_config(values: Values, family: Family, *, rope: RopeConfig, rotary_di
     if num_heads % num_kv_heads:
         names = values.name("num_attention_heads"), values.name("num_key_value_heads")
         raise CheckpointError(f"{values.file}: {names[0]} {num_heads} is no multiple of {names[1]} {num_kv_heads}")
-    head_dim = _head_dim(values)
+    head_dim, hidden_size = _head_dim(values), values.whole("hidden_size")
     return ModelConfig(
         architecture=f"{family.name}{WITH_HEAD}",
-        hidden_size=values.whole("hidden_size"),
-        intermediate_size=values.whole("intermediate_size"),
+        hidden_size=hidden_size,
+        intermediate_size=values.whole("intermediate_size", family.mlp_ratio and family.mlp_ratio * hidden_size),
         num_layers=values.whole("num_hidden_layers", most=MAX_LAYERS),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         max_position_embeddings=values.whole("max_position_embeddings", most=MAX_CONTEXT),
-        rms_norm_eps=values.number(family.eps, family.defaults.get(family.eps, 1e-6), most=1),
+        rms_norm_eps=values.number(
+            family.eps, None if values.is_gguf else family.defaults.get(family.eps, 1e-6), most=1
+        ),
         rope=rope,
         rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         qk_norm="q_norm" in family.names,
@@ -99,24 +143,6 @@ def _activation(values: Values) -> Activation:
         known = ", ".join(sorted(ACTIVATIONS))
         raise CheckpointError(f"{values.file}: hidden_act {named(name)} is not supported; these are: {known}")
     return ACTIVATIONS[name]
-
-
-def _architecture(raw: dict[str, Any], file: Path) -> tuple[Family, str]:
-    """Family and kind, as ForCausalLM."""
-    model_type = str(raw.get("model_type", "")).removesuffix("_text").replace("_", "")
-    own_type = [f"{family.name}{WITH_HEAD}" for family in FAMILIES if family.name.lower() == model_type]
-    names = raw.get("architectures") or own_type or [model_type]
-    names = names if isinstance(names, list) else [names]
-    for name in names:
-        for family in FAMILIES:
-            for prefix in (family.name, *family.also):
-                kind = str(name).removeprefix(prefix)
-                if name == f"{prefix}{kind}" and kind in (WITH_HEAD, *BASES):
-                    return family, kind
-    own_code = ", and code of its own (auto_map) is never run" if "auto_map" in raw else ""
-    known = ", ".join(f"{family.name}{WITH_HEAD}" for family in FAMILIES)
-    given = ", ".join(map(named, names[:3]))
-    raise CheckpointError(f"{file}: architecture {given} is not supported{own_code}; these are: {known}")
 
 
 def _dtype(values: Values, stored_dtype: str) -> str:

@@ -10,10 +10,10 @@ from configs.errors import CheckpointError, InvalidRequest
 from configs.sampling import SamplingParams
 
 from .checkpoint import Checkpoint, StoredTensor, TokenizerFiles
-from .families import family_of
+from .family import Family
 from .float8_tensors import check_quantization, with_scales
-from .hf_config import parse_config
-from .rotary_rows import in_kernels_order
+from .hf_config import find_architecture, parse_config
+from .rotary_rows import in_kernels_order, transposed
 from .safetensors_file import read_safetensors
 from .values import Values, read_object, shown
 
@@ -38,16 +38,17 @@ def open_hf_folder(folder: Path) -> Checkpoint:
     if not config_file.is_file():
         raise CheckpointError(f"{folder}: no config.json" + _gguf_hint(folder))
     raw_config = read_object(config_file)
+    architecture = find_architecture(raw_config, config_file)
+    family = architecture.family
     raw_quantization = Values(config_file, raw_config).mapping("quantization_config")
     quantization = Values(config_file, raw_quantization, "quantization_config.")
     if raw_quantization:
         check_quantization(quantization)
-    tensors, has_head = _with_prefix(_read_tensors(folder))
+    tensors, has_head = _with_prefix(_read_tensors(folder), family)
     tensors = with_scales(tensors, quantization)
     largest = max(tensors.values(), key=lambda tensor: tensor.num_bytes, default=None)
     stored_dtype = DTYPE_NAMES.get(largest.dtype, "float32") if largest else "float32"
-    config, config_notes = parse_config(raw_config, config_file, stored_dtype, has_head=has_head)
-    family = family_of(config.architecture)
+    config, config_notes = parse_config(architecture, config_file, stored_dtype, has_head=has_head)
     generation_file = folder / "generation_config.json"
     generation_config, notes = _read_generation_config(generation_file)
     notes += config_notes
@@ -65,7 +66,13 @@ def open_hf_folder(folder: Path) -> Checkpoint:
         eos_token_ids=tuple(dict.fromkeys(ids)),
         tokenizer_source=TokenizerFiles(folder, tokenizer_config),
         chat_templates=_chat_templates(folder, tokenizer_config, notes),
-        tensors=in_kernels_order(tensors, config, family, is_interleaved=family.is_interleaved),
+        tensors=in_kernels_order(
+            transposed(tensors, family),
+            config,
+            family,
+            is_interleaved=family.is_interleaved,
+            by_head=family.qkv_by_head,
+        ),
         pooling=_pooling(folder / "1_Pooling" / "config.json"),
         notes=tuple(notes),
     )
@@ -116,17 +123,31 @@ def _read_shards(index_file: Path) -> dict[str, StoredTensor]:
     return {name: tensor for shard in shards.values() for name, tensor in shard.items()}
 
 
-def _with_prefix(tensors: dict[str, StoredTensor]) -> tuple[dict[str, StoredTensor], bool]:
+def _with_prefix(tensors: dict[str, StoredTensor], family: Family) -> tuple[dict[str, StoredTensor], bool]:
     """The tensors by the names of a network with a head, and whether their own names leave room for one.
 
-    Networks without a head are stored without `model.`, as many embedding models are.
+    Networks without a head are stored without `model.`, as many embedding models are; those for images and text have
+    another one around it.
     """
-    is_bare = "embed_tokens.weight" in tensors
-    if not is_bare:
+    first, _, embed = family.names["embed"][0].partition(".")
+    head = family.names["head"][0]
+    inner = {_without_wrapper(name, first): tensor for name, tensor in tensors.items()}
+    is_bare = f"{embed}.weight" in inner
+    if is_bare:
+        others = (f"{head}.", "score.", "classifier.")
+        inner = {name if name.startswith(others) else f"{first}.{name}": tensor for name, tensor in inner.items()}
+    if inner.keys() == tensors.keys():
         return tensors, True
-    heads = ("lm_head.", "score.", "classifier.")
-    renamed = {name if name.startswith(heads) else f"model.{name}": tensor for name, tensor in tensors.items()}
-    return {name: replace(tensor, name=name) for name, tensor in renamed.items()}, "lm_head.weight" in tensors
+    renamed = {name: replace(tensor, name=name) for name, tensor in inner.items()}
+    return renamed, not is_bare or f"{head}.weight" in inner
+
+
+def _without_wrapper(name: str, first: str) -> str:
+    """language_model.model.norm.weight and model.language_model.norm.weight -> model.norm.weight"""
+    for wrapper, inner in (("language_model.", ""), ("model.language_model.", f"{first}.")):
+        if name.startswith(wrapper):
+            return inner + name.removeprefix(wrapper)
+    return name
 
 
 def _read_generation_config(file: Path) -> tuple[dict[str, Any], list[str]]:

@@ -7,6 +7,7 @@ from configs.errors import CheckpointError
 from .values import Values, shown
 
 _WITHOUT_EFFECT = """
+    original_max_position_embeddings sliding_window_pattern
     _name_or_path architectures auto_map dtype model_type torch_dtype transformers_version
     transformers.js_config bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id
     unk_token_id tokenizer_class initializer_range initializer_factor use_cache cache_implementation
@@ -15,11 +16,13 @@ _WITHOUT_EFFECT = """
     chunk_size_feed_forward _attn_implementation attn_implementation is_decoder is_encoder_decoder id2label
     label2id problem_type task_specific_params gradient_checkpointing output_router_logits
     router_aux_loss_coef unsloth_fixed unsloth_version torchscript _sliding_window_pattern is_llama_config
-    max_window_layers rope_interleaved rope_theta rope_scaling rope_parameters use_sliding_window
-    cross_attention_hidden_size add_cross_attention finetuning_task prefix keys_to_ignore_at_inference
-    rope_parameters.type rope_scaling.type rope_parameters.finetuned rope_scaling.finetuned
-    sentence_transformers rope_local_base_freq layer_types use_mup z_loss_coefficient vocab_size
-    rope.scaling.finetuned tensor_data_layout attention.value_length attention.layer_norm_epsilon
+    max_window_layers rope_interleaved rope_theta rope_scaling rope_parameters sliding_window
+    use_sliding_window layer_norm_elementwise_affine layerdrop dropout init_std summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj classifier_dropout
+    reorder_and_upcast_attn cross_attention_hidden_size add_cross_attention finetuning_task prefix
+    keys_to_ignore_at_inference rope_parameters.type rope_scaling.type rope_parameters.finetuned
+    rope_scaling.finetuned sentence_transformers rope_local_base_freq layer_types use_mup z_loss_coefficient
+    vocab_size rope.scaling.finetuned tensor_data_layout attention.value_length attention.layer_norm_epsilon
     attention.layer_norm_rms_epsilon expert_used_count rope.dimension_count rope.scaling.type
     rope.scaling.factor rope.scaling.original_context_length rope.scaling.attn_factor
     rope.scaling.yarn_log_multiplier rope.scale_linear attention.sliding_window_pattern

@@ -18,6 +18,9 @@ _MAX_SHOWN = 80
 class Values:
     """Numbers of a configuration. A null counts as left out. Every method raises CheckpointError."""
 
+    is_gguf = False
+    """Whether they are metadata of a GGUF file."""
+
     def __init__(
         self, file: Path, entries: Mapping[str, Any], prefix: str = "", own_names: Mapping[str, str] | None = None
     ) -> None:
@@ -37,11 +40,6 @@ class Values:
         own = self._own_names.get(key, key)
         self._asked.add(own)
         return self._entries.get(own, default)
-
-    @property
-    def is_gguf(self) -> bool:
-        """Whether they are metadata of a GGUF file."""
-        return bool(self._own_names)
 
     def name(self, key: str) -> str:
         """The key as it is in the file, with its prefix."""

@@ -63,6 +63,13 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What stored norm weights have to be increased by (Gemma)."""
     norm_bias: bool = False
     """Biases on the layers' and the final norm."""
+    head_bias: bool = False
+    learned_positions: int = 0
+    """Rows of a table that is added to the embeddings,"""
+    position_offset: int = 0
+    """in which position 0 is this row."""
+    context_limit: int | None = None
+    """Most tokens of a request, where it is less than positions allow."""
     rotary_dim: int | None = None
     """Elements of a head that turn; None: all. The rest lies behind them in stored heads."""
     other_ropes: tuple[RopeConfig, ...] = ()

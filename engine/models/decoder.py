@@ -28,6 +28,7 @@ class DecoderWeights:
     num_parameters: int
     """Elements, a tied head counted once."""
     final_norm_bias: Tensor | None = None
+    positions: Tensor | None = None  # [learned_positions, hidden_size]
 
     @property
     def bytes_per_step(self) -> int:
@@ -59,6 +60,8 @@ class Decoder:
         hidden = self.ops.embed(token_ids, self.weights.embed)
         if self.config.embedding_scale != 1:
             hidden = hidden * self.config.embedding_scale
+        if self.weights.positions is not None:
+            hidden = hidden + F.embedding(positions + self.config.position_offset, self.weights.positions)
         return self.ops.run_layers(hidden, self.layers, self.rotary(positions, rope_lengths), wanted, backend)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

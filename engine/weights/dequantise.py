@@ -38,6 +38,11 @@ def read_into(out: Tensor, stored: StoredTensor, placement: Placement = IN_PLACE
 def stored_rows(stored: StoredTensor, rows: slice) -> Bytes:
     """[rows, bytes], in the order of the network; all but the last dimension are counted as one."""
     data, num_rows = stored_bytes(stored), math.prod(stored.shape[:-1])
+    if stored.is_transposed:
+        by_column = data.reshape(stored.shape[1], num_rows, -1)[
+            :, rows if stored.row_order is None else stored.row_order[rows]
+        ]
+        return np.ascontiguousarray(by_column.swapaxes(0, 1)).reshape(by_column.shape[1], -1)
     if stored.row_order is None:
         return data.reshape(num_rows, -1)[rows]
     by_order = data.reshape(len(stored.row_order), -1)

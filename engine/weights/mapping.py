@@ -45,7 +45,10 @@ def modules(config: ModelConfig, *, embed_is_head: bool = False) -> Iterator[Mod
         yield Module("embed", None, {names["embed"]: vocabulary}, is_linear=False)
     yield from _norm(config, "final_norm", None, names["final_norm"], config.hidden_size)
     head = names["embed" if config.tie_word_embeddings else "head"]
-    yield Module("head", None, {head: vocabulary}, is_linear=True)
+    yield Module("head", None, {head: vocabulary}, is_linear=True, has_bias=config.head_bias)
+    if config.learned_positions:
+        table: dict[str, Shape] = {names["positions"]: (config.learned_positions, config.hidden_size)}
+        yield Module("positions", None, table, is_linear=False)
     for layer in range(config.num_layers):
         yield from _layer_modules(config, layer, names)
 
@@ -85,6 +88,8 @@ _WITHOUT_USE = re.compile(
     r".*\brotary_emb\.\w+"  # frequencies, sines and cosines are computed
     r"|.*\.self_attn\.(\w+\.)?(q|k|v|kv|prob|output)_scale"  # of a cache in float8; Octavo's makes its own
     r"|(model\.)?mtp(_layers)?\..*"  # predicts several tokens
+    r"|.*\.(attn|attention)\.(masked_)?bias"  # masks
+    r"|(model\.)?(vision_tower|vision_model|multi_modal_projector|audio_tower)\..*"  # of images and sounds
     r"|(model\.)?(score|classifier|v_head|value_head)\..*"  # heads of other tasks
 )
 

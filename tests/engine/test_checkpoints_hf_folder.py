@@ -279,7 +279,7 @@ def test_pickle_weights_are_refused_with_the_reason(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported.*LlamaForCausalLM"),
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM is not supported.*LlamaForCausalLM"),
         ({"hidden_act": "mish"}, "hidden_act mish"),
         ({"dtype": "float8_e4m3fn"}, "dtype float8_e4m3fn"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"quantization_config \(gptq\)"),

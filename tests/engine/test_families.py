@@ -1,20 +1,31 @@
 """Records of families: all are tested, documented, small, and refuse what they do not honour."""
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from configs.errors import CheckpointError
 from engine.checkpoints import families, open_checkpoint
 from engine.checkpoints.families import FAMILIES
 from engine.checkpoints.rotary_rows import head_order
 from scripts.models_page import PAGE, document
-from tests.engine.test_checkpoints_hf_folder import edit_json
-from tests.engine.test_models_logits import FAMILY_CONFIGS
+from tests.engine.paged_runs import load, prefill
+from tests.engine.test_checkpoints_hf_folder import WEIGHTS, edit_json
+from tests.engine.test_models_logits import (
+    FAMILY_CONFIGS,
+    GEMMA_ROPES,
+    MIXED,
+    assert_equal_logits,
+    hf_logits,
+    random_tokens,
+)
 from tests.engine.tiny_gguf import write_gguf
-from tests.engine.tiny_models import tiny_model, write_tiny
+from tests.engine.tiny_models import SMALL, tiny_model, write_tiny, write_tokenizer
 
 MAX_LINES = 60
 """Of a file of records."""
@@ -79,6 +90,13 @@ def test_what_is_off_is_no_reason_to_refuse(tmp_path: Path, value: Any) -> None:
     assert open_checkpoint(tmp_path).notes == ()
 
 
+@pytest.mark.parametrize(("family", "config"), FAMILY_CONFIGS, ids=str)
+def test_what_transformers_writes_is_known(tmp_path: Path, family: str, config: dict[str, Any]) -> None:
+    write_tiny(tmp_path, family, **config)
+    for note in open_checkpoint(tmp_path).notes:
+        assert set(note.partition(" passed over: ")[2].split(", ")) <= SMALL.keys() | config.keys()
+
+
 def test_unknown_keys_are_named_at_start(tmp_path: Path) -> None:
     write_tiny(tmp_path)
     edit_json(tmp_path / "config.json", zeta=3, rope_parameters={"rope_type": "default", "eta": 1})
@@ -93,6 +111,28 @@ def test_gguf_keys_are_refused_or_named_likewise(tmp_path: Path) -> None:
         open_checkpoint(path)
     write_gguf(path, tiny_model(), metadata={"zeta": 3})
     assert open_checkpoint(path).notes == ("m.gguf has keys that are not known and passed over: llama.zeta",)
+
+
+@pytest.mark.parametrize("form", ["saved", "old", "hub"])
+def test_the_text_part_of_a_network_for_images_is_served(tmp_path: Path, form: str) -> None:
+    """transformers' names of today, those of 2025 and those that Google wrote."""
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text = SMALL | {"head_dim": 16, "sliding_window": 24, "rope_parameters": GEMMA_ROPES, "layer_types": MIXED}
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision | {"image_size": 28})
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").float().eval()
+    model.save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    tensors = load_file(tmp_path / WEIGHTS)
+    if form != "saved":
+        old = "language_model.model." if form == "hub" else "model.language_model."
+        new = re.compile(r"(model\.language_model|language_model\.model)\.")
+        save_file({new.sub(old, name): tensor for name, tensor in tensors.items()}, tmp_path / WEIGHTS)
+    checkpoint = open_checkpoint(tmp_path)
+    assert any("images" in note for note in checkpoint.notes)
+    tokens = random_tokens(100)
+    expected = hf_logits(model, tokens)
+    assert_equal_logits(prefill(load(tmp_path), tokens), expected)
 
 
 @pytest.mark.parametrize("is_interleaved", [False, True])

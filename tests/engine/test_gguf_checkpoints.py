@@ -15,6 +15,7 @@ from engine.checkpoints.gguf_reader import TENSOR_TYPES, read_gguf
 from engine.weights.dequantise import read_into
 from tests.engine.paged_runs import load, prefill
 from tests.engine.test_models_logits import (
+    GPT_SIZES,
     LONG,
     MULTIPLIERS,
     ROPES,
@@ -63,6 +64,9 @@ def check(path: Path, model: Any) -> None:
         ("starcoder2", {"sliding_window": None}),
         ("seed_oss", {"head_dim": 16, "attention_bias": True}),
         ("arcee", {}),
+        ("gpt_neox", {}),
+        ("gpt2", GPT_SIZES),
+        ("phi", {}),
     ],
 )
 def test_family_equals_transformers(tmp_path: Path, family: str, config: dict[str, Any]) -> None:

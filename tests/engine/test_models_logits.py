@@ -59,6 +59,7 @@ MULTIPLIERS = {
     "attention_multiplier": 0.1,
     "logits_scaling": 0.5,
 }
+GPT_SIZES = {"n_positions": 1024, "n_embd": 64, "n_layer": 3, "n_head": 4}
 GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
@@ -99,6 +100,14 @@ NEWER_FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("seed_oss", {"head_dim": 16, "attention_bias": True, "attention_out_bias": True}),
     ("arcee", {"mlp_bias": True}),
     ("helium", {"head_dim": 16}),
+    ("gpt_neox", {}),
+    ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    ("gpt2", GPT_SIZES),
+    ("gpt2", GPT_SIZES | {"n_inner": 80, "activation_function": "relu", "scale_attn_weights": False}),
+    ("gptj", GPT_SIZES | {"rotary_dim": 8}),
+    ("phi", {}),
+    ("opt", {"ffn_dim": 80, "pad_token_id": 0}),
+    ("opt", {"ffn_dim": 96, "pad_token_id": 0, "enable_bias": False, "tie_word_embeddings": False}),
 ]
 
 FAMILY_CONFIGS: list[tuple[str, dict[str, Any]]] = [

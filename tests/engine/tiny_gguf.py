@@ -12,11 +12,21 @@ from transformers import PreTrainedModel
 
 Kind = gguf.GGMLQuantizationType
 
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "olmo3": "olmo2", "cohere": "command-r"}
+ARCHITECTURES = {
+    "mistral": "llama",
+    "gemma3_text": "gemma3",
+    "olmo3": "olmo2",
+    "cohere": "command-r",
+    "gpt_neox": "gptneox",
+    "phi": "phi2",
+}
 """GGUF's names where they are not transformers'."""
 
 PERMUTED = ("llama", "granite", "smollm3", "arcee")
 """Architectures of whose q and k the converter moves the rows."""
+
+CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
+"""Weights that transformers has as [columns, rows]."""
 
 METADATA = {
     "attention.sliding_window": "sliding_window",
@@ -48,22 +58,25 @@ def gguf_name(name: str, arch: str) -> str:
 def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
     """What the converter writes, without the architecture's prefix."""
     config = model.config
-    ropes = config.rope_parameters
+    ropes = getattr(config, "rope_parameters", {})
     rope = ropes.get("full_attention", ropes)
+    mlp_size = config.n_inner or 4 * config.hidden_size if hasattr(config, "n_inner") else config.intermediate_size
+    num_heads = config.num_attention_heads
+    has_kv_heads = config.model_type not in ("gpt_neox", "gpt2", "opt", "gptj")
     entries = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
-        "feed_forward_length": config.intermediate_size,
-        "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": config.num_key_value_heads,
+        "feed_forward_length": mlp_size,
+        "attention.head_count": num_heads,
+        "attention.head_count_kv": config.num_key_value_heads if has_kv_heads else num_heads,
         "attention.key_length": head_dim(model),
         "attention.value_length": head_dim(model),
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": rope["rope_theta"],
+        "rope.freq_base": rope.get("rope_theta", 10000.0),
         "rope.dimension_count": int(head_dim(model) * rope.get("partial_rotary_factor", 1.0)),
     }
-    for key in ("layer_norm_eps", "norm_epsilon"):
+    for key in ("layer_norm_eps", "norm_epsilon", "layer_norm_epsilon"):
         if hasattr(config, key):
             entries["attention.layer_norm_epsilon"] = getattr(config, key)
     entries |= {key: getattr(config, own) for key, own in METADATA.items() if getattr(config, own, None) is not None}
@@ -119,6 +132,11 @@ def write_gguf(
         data = quantised(parameter.detach().numpy(), own_kind)
         with torch.no_grad():
             parameter.copy_(torch.from_numpy(gguf.dequantize(data, own_kind).reshape(parameter.shape)))
+        if model.config.model_type == "gpt2" and name.endswith(CONV1D):
+            data = data.T.copy()
+        if "query_key_value" in name:  # by head in transformers' files
+            by_head = data.reshape(model.config.num_attention_heads, 3, head_dim(model), -1)
+            data = by_head.swapaxes(0, 1).reshape(data.shape)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
             data = data + 1
         if arch in PERMUTED and name.split(".")[-2] in ("q_proj", "k_proj"):

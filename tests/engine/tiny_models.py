@@ -46,7 +46,7 @@ def tiny_model(family: str = "llama", *, seed: int = 0, **config: Any) -> PreTra
     model = model.float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight")):
                 parameter.uniform_(0.3, 1.7)
             elif name.endswith(".bias"):
                 parameter.normal_(0.0, 0.5)
