@@ -96,6 +96,8 @@ def parse_config(
     )
     config = msgspec.structs.replace(config, **family.read(values, config))
     notes = ["images and sounds are not served, but text is"] if found.is_nested else []
+    if config.context_limit:
+        notes.append(f"no more than {config.context_limit} tokens are served: behind, queries are scaled by position")
     return config, notes + unknown_note(values, config.architecture)
 
 

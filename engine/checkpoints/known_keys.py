@@ -7,6 +7,8 @@ from configs.errors import CheckpointError
 from .values import Values, shown
 
 _WITHOUT_EFFECT = """
+    num_ln_in_parallel_attn rope_parameters.max_position_embeddings rope_scaling.max_position_embeddings
+    num_kv_heads num_key_value_heads apply_residual_connection_post_layernorm
     original_max_position_embeddings sliding_window_pattern
     _name_or_path architectures auto_map dtype model_type torch_dtype transformers_version
     transformers.js_config bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from configs.errors import CheckpointError
+from configs.settings import EngineConfig
 from engine.checkpoints import StoredTensor, open_checkpoint
 from engine.checkpoints.gguf_reader import TENSOR_TYPES, read_gguf
+from engine.start import max_context
 from engine.weights.dequantise import read_into
 from tests.engine.paged_runs import load, prefill
 from tests.engine.test_models_logits import (
@@ -19,6 +21,7 @@ from tests.engine.test_models_logits import (
     LONG,
     MULTIPLIERS,
     ROPES,
+    SCALED_QUERIES,
     SHORT,
     assert_equal_logits,
     hf_logits,
@@ -67,6 +70,7 @@ def check(path: Path, model: Any) -> None:
         ("gpt_neox", {}),
         ("gpt2", GPT_SIZES),
         ("phi", {}),
+        ("falcon", {}),
     ],
 )
 def test_family_equals_transformers(tmp_path: Path, family: str, config: dict[str, Any]) -> None:
@@ -119,6 +123,16 @@ def test_rope_scaling_metadata(tmp_path: Path, rope: dict[str, Any], metadata: d
     model = tiny_model(rope_parameters={"rope_theta": 10000.0} | rope)
     write_gguf(tmp_path / "m.gguf", model, metadata=metadata)
     check(tmp_path / "m.gguf", model)
+
+
+def test_a_context_behind_which_queries_are_scaled_is_the_limit(tmp_path: Path) -> None:
+    model = tiny_model("ministral3", head_dim=16, rope_parameters=SCALED_QUERIES)
+    scaling = {"rope.scaling.original_context_length": 520, "attention.temperature_length": 520}
+    write_gguf(tmp_path / "m.gguf", model, metadata=YARN | scaling | {"attention.temperature_scale": 0.1})
+    check(tmp_path / "m.gguf", model)
+    config = open_checkpoint(tmp_path / "m.gguf").config
+    assert config.max_position_embeddings == 1024
+    assert max_context(EngineConfig(), config) == 520
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.3])

@@ -60,6 +60,7 @@ MULTIPLIERS = {
     "logits_scaling": 0.5,
 }
 GPT_SIZES = {"n_positions": 1024, "n_embd": 64, "n_layer": 3, "n_head": 4}
+SCALED_QUERIES = ROPES["yarn"] | {"original_max_position_embeddings": 520, "llama_4_scaling_beta": 0.1}
 GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
@@ -106,6 +107,10 @@ NEWER_FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", GPT_SIZES | {"n_inner": 80, "activation_function": "relu", "scale_attn_weights": False}),
     ("gptj", GPT_SIZES | {"rotary_dim": 8}),
     ("phi", {}),
+    ("ministral3", {"head_dim": 16, "rope_parameters": SCALED_QUERIES}),
+    ("ministral3", {"head_dim": 16, "sliding_window": 30, "rope_parameters": ROPES["default"]}),
+    ("falcon", {}),
+    ("falcon", {"bias": True, "activation": "relu", "ffn_hidden_size": 80}),
     ("opt", {"ffn_dim": 80, "pad_token_id": 0}),
     ("opt", {"ffn_dim": 96, "pad_token_id": 0, "enable_bias": False, "tie_word_embeddings": False}),
 ]

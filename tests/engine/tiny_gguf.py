@@ -19,10 +19,11 @@ ARCHITECTURES = {
     "cohere": "command-r",
     "gpt_neox": "gptneox",
     "phi": "phi2",
+    "ministral3": "mistral3",
 }
 """GGUF's names where they are not transformers'."""
 
-PERMUTED = ("llama", "granite", "smollm3", "arcee")
+PERMUTED = ("llama", "granite", "smollm3", "arcee", "mistral3")
 """Architectures of whose q and k the converter moves the rows."""
 
 CONV1D = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
@@ -61,15 +62,18 @@ def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
     ropes = getattr(config, "rope_parameters", {})
     rope = ropes.get("full_attention", ropes)
     mlp_size = config.n_inner or 4 * config.hidden_size if hasattr(config, "n_inner") else config.intermediate_size
+    mlp_size = getattr(config, "ffn_hidden_size", None) or mlp_size
     num_heads = config.num_attention_heads
-    has_kv_heads = config.model_type not in ("gpt_neox", "gpt2", "opt", "gptj")
+    num_kv_heads = num_heads if config.model_type in ("gpt_neox", "gpt2") else config.num_key_value_heads
+    if config.model_type == "falcon":
+        num_kv_heads = 1
     entries = {
         "context_length": config.max_position_embeddings,
         "embedding_length": config.hidden_size,
         "block_count": config.num_hidden_layers,
         "feed_forward_length": mlp_size,
         "attention.head_count": num_heads,
-        "attention.head_count_kv": config.num_key_value_heads if has_kv_heads else num_heads,
+        "attention.head_count_kv": num_kv_heads,
         "attention.key_length": head_dim(model),
         "attention.value_length": head_dim(model),
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
@@ -134,7 +138,7 @@ def write_gguf(
             parameter.copy_(torch.from_numpy(gguf.dequantize(data, own_kind).reshape(parameter.shape)))
         if model.config.model_type == "gpt2" and name.endswith(CONV1D):
             data = data.T.copy()
-        if "query_key_value" in name:  # by head in transformers' files
+        if arch == "gptneox" and "query_key_value" in name:  # by head in transformers' files
             by_head = data.reshape(model.config.num_attention_heads, 3, head_dim(model), -1)
             data = by_head.swapaxes(0, 1).reshape(data.shape)
         if arch.startswith("gemma") and name.endswith("norm.weight"):
