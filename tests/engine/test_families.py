@@ -121,7 +121,7 @@ def test_gguf_keys_are_refused_or_named_likewise(tmp_path: Path) -> None:
 
 
 FORMS: list[tuple[str, dict[str, Any]]] = [
-    ("gemma2", {"head_dim": 16, "sliding_window": 24}),
+    ("gemma2", {"head_dim": 16, "sliding_window": 24, "attn_logit_softcapping": 2.0, "query_pre_attn_scalar": 3}),
     ("gemma3_text", {"head_dim": 16, "sliding_window": 24, "layer_types": MIXED, "rope_parameters": GEMMA_ROPES}),
     ("olmo2", {}),
     ("cohere2", {"sliding_window": 24, "layer_types": MIXED}),
@@ -133,10 +133,12 @@ FORMS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("family", "config"), FORMS, ids=lambda value: value if isinstance(value, str) else "")
 def test_tokens_do_not_depend_on_mates_chunks_or_cache(tmp_path: Path, family: str, config: dict[str, Any]) -> None:
-    write_tiny(tmp_path, family, **config)
+    model = write_tiny(tmp_path, family, **config)
     prompts, params = random_prompts(6, lengths=(5, 120)), SamplingParams(temperature=0, max_tokens=24)
     core = make_core(tmp_path, attention_backend="cpu", num_threads=2, enable_prefix_caching=False)
     alone = [token_ids(core, [prompt], params)[0] for prompt in prompts]
+    for prompt, output in zip(prompts[:2], alone, strict=False):
+        assert output == hf_logits(model, prompt + output)[len(prompt) - 1 : -1].argmax(1).tolist()
     assert token_ids(core, prompts, params) == alone
     for settings in ({"max_num_batched_tokens": 17}, {"kv_cache_tokens": 320}):
         other = make_core(tmp_path, attention_backend="cpu", num_threads=2, max_num_seqs=4, **settings)

@@ -76,7 +76,7 @@ NEWER_FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("gemma2", {"head_dim": 16, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
     ("gemma3_text", {"head_dim": 32, "sliding_window": 24, "num_hidden_layers": 7, "query_pre_attn_scalar": 40}),
     ("gemma3_text", {"head_dim": 16, "rope_parameters": GEMMA_ROPES, "layer_types": MIXED, "sliding_window": 40}),
-    ("granite", MULTIPLIERS),
+    ("granite", MULTIPLIERS | {"rms_norm_eps": 0.05}),
     ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     ("smollm3", {"pad_token_id": 0, "num_hidden_layers": 4}),
     ("smollm3", {"pad_token_id": 0, "no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 24}),

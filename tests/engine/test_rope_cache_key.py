@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from engine.checkpoints import open_checkpoint
-from engine.models.config import ModelConfig, rope_cache_key
+from engine.models.config import ModelConfig, RopeConfig, rope_cache_key
 from engine.models.rope import RotaryEmbedding
 from tests.engine.test_models_logits import ROPES
 from tests.engine.tiny_models import write_tiny
@@ -36,3 +37,11 @@ def test_key_is_empty_for_static_kinds_and_short_prompts(tmp_path: Path) -> None
     assert rope_cache_key(config_of(tmp_path / "b", ROPES["longrope"]), 64) == ""
     equal = ROPES["longrope"] | {"long_factor": ROPES["longrope"]["short_factor"]}
     assert rope_cache_key(config_of(tmp_path / "c", equal), 65) == ""
+
+
+def test_every_table_of_a_network_counts(tmp_path: Path) -> None:
+    plain = config_of(tmp_path, ROPES["default"])
+    dynamic = RopeConfig(rope_type="dynamic", parameters={"factor": 2.0})
+    assert rope_cache_key(plain, 1000) == ""
+    assert rope_cache_key(replace(plain, other_ropes=(dynamic,)), 1000) == "rope-length=1000"
+    assert rope_cache_key(replace(plain, rope=dynamic, other_ropes=(dynamic,)), 1000).count("rope-length=1000") == 2
