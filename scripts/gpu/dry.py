@@ -34,7 +34,7 @@ def _triton_ops(config: ModelConfig, *_: Any, **options: Any) -> tuple[Any, list
     from engine.kernels.gpu.ops import TritonOps
 
     shape = {"num_heads": config.num_heads, "num_kv_heads": config.num_kv_heads, "head_dim": config.head_dim}
-    return TritonOps(**shape, norm_eps=config.rms_norm_eps), []
+    return TritonOps(**shape, norm_eps=config.rms_norm_eps, form=config.form), []
 
 
 def _resolved(config: EngineConfig, device: torch.device) -> EngineConfig:

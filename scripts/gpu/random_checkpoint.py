@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from engine.checkpoints import Checkpoint, StoredTensor, TokenizerFiles
-from engine.checkpoints.hf_config import parse_config
+from engine.checkpoints.hf_config import find_architecture, parse_config
 from engine.weights.mapping import modules
 
 NOWHERE = Path("random")
@@ -23,7 +23,8 @@ OFFSETS = 2**16
 
 def random_checkpoint(raw: dict[str, Any], deviation: float = 0.02) -> Checkpoint:
     """For the content of a config.json. bfloat16 of this standard deviation; norms are ones."""
-    config = parse_config(raw, Path("config.json"), "bfloat16", has_head=True)
+    file = Path("config.json")
+    config, _ = parse_config(find_architecture(raw, file), file, "bfloat16", has_head=True)
     shapes = {name: shape for module in modules(config) for name, shape in module.tensors()}
     most = max(map(math.prod, shapes.values())) + OFFSETS
     drawn = torch.randn(min(most, NOISE_ELEMENTS), generator=torch.Generator().manual_seed(0)) * deviation

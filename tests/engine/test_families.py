@@ -1,6 +1,8 @@
 """Records of families: all are tested, documented, small, and refuse what they do not honour."""
 
+import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from configs.errors import CheckpointError
 from configs.sampling import SamplingParams
 from engine.checkpoints import families, open_checkpoint
 from engine.checkpoints.families import FAMILIES
+from engine.checkpoints.hf_config import find_architecture, parse_config
 from engine.checkpoints.rotary_rows import head_order
 from engine.kernels import select_ops
 from engine.weights.loader import load_decoder
@@ -33,6 +36,8 @@ from tests.engine.test_models_logits import (
 from tests.engine.tiny_gguf import write_gguf
 from tests.engine.tiny_models import SMALL, tiny_model, write_tiny, write_tokenizer
 
+FILE = Path("config.json")
+MODEL_TYPE = re.compile("_|text$")
 MAX_LINES = 60
 """Of a file of records."""
 
@@ -102,6 +107,23 @@ def test_what_transformers_writes_is_known(tmp_path: Path, family: str, config: 
     for note in open_checkpoint(tmp_path).notes:
         unknown = note.partition(" passed over: ")[2].split(", ")
         assert set(filter(None, unknown)) <= SMALL.keys() | config.keys()
+
+
+ODD = [None, True, -1, 0, 0.5, 1e30, float("nan"), "x", [], [1], [None] * 3, {}, {"rope_type": "linear", "factor": 1e9}]
+
+
+@pytest.mark.parametrize("family", sorted({name for name, _ in FAMILY_CONFIGS}))
+def test_any_value_of_any_key_is_taken_or_refused(family: str) -> None:
+    own: dict[str, Any] = GPT_SIZES if family.startswith("gpt") and family != "gpt_neox" else {}
+    own = own | ({"rotary_dim": 8} if family == "gptj" else {})
+    raw = json.loads(AutoConfig.for_model(family, **SMALL | own | {"pad_token_id": 0}).to_json_string(use_diff=False))
+    raw["architectures"] = [next(f.name for f in FAMILIES if f.name.lower() == MODEL_TYPE.sub("", family))]
+    raw["architectures"][0] += "ForCausalLM"
+    parse_config(find_architecture(raw, FILE), FILE, "float32", has_head=True)
+    for key in raw:
+        for value in ODD:
+            with suppress(CheckpointError):
+                parse_config(find_architecture(raw | {key: value}, FILE), FILE, "float32", has_head=True)
 
 
 def test_unknown_keys_are_named_at_start(tmp_path: Path) -> None:

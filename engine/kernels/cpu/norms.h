@@ -47,7 +47,9 @@ static void copy_row(const float* x, T* y, long n) {
 // to += values + bias, or to = values + bias; `columns` from `first` on, of n
 static inline void put(float* to, const float* values, const float* bias, long first, long columns, long n, bool adds) {
   long end = std::min(n, first + columns);
-  if (adds)
+  if (!adds && !bias)
+    std::memcpy(to + first, values, (end - first) * sizeof(float));
+  else if (adds)
     for (long c = first; c < end; c++) to[c] += values[c - first] + (bias ? bias[c] : 0.0f);
   else
     for (long c = first; c < end; c++) to[c] = values[c - first] + (bias ? bias[c] : 0.0f);
