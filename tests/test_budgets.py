@@ -16,7 +16,7 @@ FOLDERS = ("configs", "scheduler", "engine", "server")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 80
-MAX_PACKAGE_LINES = {"configs": 850, "scheduler": 990, "engine": 15_790, "server": 13_340}
+MAX_PACKAGE_LINES = {"configs": 850, "scheduler": 990, "engine": 15_840, "server": 13_340}
 """Of Python. What is there stays as large as it is or shrinks; a new capability adds what it needs."""
 MAX_CPP_LINES = 1_740
 CPP_SUFFIXES = {".cpp", ".h", ".cc", ".hpp", ".cu", ".cuh"}

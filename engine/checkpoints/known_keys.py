@@ -7,6 +7,8 @@ from configs.errors import CheckpointError
 from .values import Values, shown
 
 _WITHOUT_EFFECT = """
+    intermediate_size num_experts_per_tok time_step_limit mamba_n_heads mamba_n_groups mamba_d_state mamba_d_head
+    mamba_d_conv mamba_expand mamba_chunk_size mamba_conv_bias mamba_proj_bias
     num_ln_in_parallel_attn rope_parameters.max_position_embeddings rope_scaling.max_position_embeddings
     num_kv_heads num_key_value_heads apply_residual_connection_post_layernorm
     original_max_position_embeddings sliding_window_pattern

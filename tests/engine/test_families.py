@@ -28,6 +28,7 @@ from tests.engine.test_models_logits import (
     FAMILY_CONFIGS,
     GEMMA_ROPES,
     GPT_SIZES,
+    GRANITE_4,
     MIXED,
     assert_equal_logits,
     hf_logits,
@@ -79,6 +80,8 @@ def test_the_page_of_models_is_kept() -> None:
         ("qwen3", "use_bidirectional_attention", True),
         ("stablelm", "use_parallel_residual", True),
         ("cohere", "use_qk_norm", True),
+        ("granitemoehybrid", "num_local_experts", 4),
+        ("granitemoehybrid", "layer_types", ["mamba", "attention", "attention"]),
         ("qwen2", "layer_types", ["linear_attention"] * 3),
         ("gemma3_text", "use_bidirectional_attention", True),
         ("mistral", "rope_parameters", {"rope_type": "default", "rope_theta": 1e4, "llama_4_scaling_beta": 0.1}),
@@ -86,7 +89,7 @@ def test_the_page_of_models_is_kept() -> None:
     ],
 )
 def test_what_is_not_honoured_is_refused_by_key(tmp_path: Path, family: str, key: str, value: Any) -> None:
-    own = {"num_key_value_heads": 4} if family == "cohere" else {}
+    own = GRANITE_4 if family == "granitemoehybrid" else {}
     write_tiny(tmp_path, family, **own)
     edit_json(tmp_path / "config.json", **{key: value}, **({"use_sliding_window": True} if family == "qwen2" else {}))
     words = list(value)[-1] if isinstance(value, dict) else key
@@ -115,6 +118,7 @@ ODD = [None, True, -1, 0, 0.5, 1e30, float("nan"), "x", [], [1], [None] * 3, {},
 @pytest.mark.parametrize("family", sorted({name for name, _ in FAMILY_CONFIGS}))
 def test_any_value_of_any_key_is_taken_or_refused(family: str) -> None:
     own: dict[str, Any] = GPT_SIZES if family.startswith("gpt") and family != "gpt_neox" else {}
+    own = GRANITE_4 if family == "granitemoehybrid" else own
     own = own | ({"rotary_dim": 8} if family == "gptj" else {})
     raw = json.loads(AutoConfig.for_model(family, **SMALL | own | {"pad_token_id": 0}).to_json_string(use_diff=False))
     raw["architectures"] = [next(f.name for f in FAMILIES if f.name.lower() == MODEL_TYPE.sub("", family))]

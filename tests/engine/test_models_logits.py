@@ -61,6 +61,13 @@ MULTIPLIERS = {
 }
 GPT_SIZES = {"n_positions": 1024, "n_embd": 64, "n_layer": 3, "n_head": 4}
 SCALED_QUERIES = ROPES["yarn"] | {"original_max_position_embeddings": 520, "llama_4_scaling_beta": 0.1}
+GRANITE_4 = {
+    "layer_types": ["full_attention"] * 3,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 80,
+    "position_embedding_type": "rope",
+    "mamba_n_heads": 8,
+}
 GEMMA_ROPES = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
     "sliding_attention": {"rope_type": "default", "rope_theta": 5000.0},
@@ -78,6 +85,8 @@ NEWER_FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("gemma3_text", {"head_dim": 16, "rope_parameters": GEMMA_ROPES, "layer_types": MIXED, "sliding_window": 40}),
     ("granite", MULTIPLIERS | {"rms_norm_eps": 0.05}),
     ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    ("granitemoehybrid", MULTIPLIERS | GRANITE_4),
+    ("granitemoehybrid", GRANITE_4 | {"position_embedding_type": "nope"}),
     ("smollm3", {"pad_token_id": 0, "num_hidden_layers": 4}),
     ("smollm3", {"pad_token_id": 0, "no_rope_layers": [0, 1, 0], "use_sliding_window": True, "sliding_window": 24}),
     ("phi3", {"pad_token_id": 0}),

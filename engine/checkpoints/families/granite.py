@@ -7,7 +7,7 @@ from engine.checkpoints.values import Values
 from engine.models.config import ModelConfig
 
 
-def _granite(values: Values, config: ModelConfig) -> dict[str, Any]:
+def granite(values: Values, config: ModelConfig) -> dict[str, Any]:
     """Each layer adds m times its result to the residual stream. All read it through norms, so that the stream may be
     kept divided by m, and layers add what they have: norm(m * x) is norm(x) with the variance's eps divided by m * m.
     """
@@ -24,10 +24,10 @@ def _granite(values: Values, config: ModelConfig) -> dict[str, Any]:
 FAMILIES = (
     Family(
         name="Granite",
-        models="Granite 3, Granite 4 (dense)",
+        models="Granite 3.0 to 3.3",
         gguf=("granite",),
         defaults={"max_position_embeddings": 2048},
-        read=_granite,
+        read=granite,
         gguf_is_interleaved=True,
     ),
 )
