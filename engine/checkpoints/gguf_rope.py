@@ -48,8 +48,10 @@ def gguf_rope(values: Values, tensors: dict[str, StoredTensor], head_dim: int) -
         parameters: dict[str, Any] = {name: values.number(key) for name, key in betas.items() if key in values}
         parameters |= {"factor": factor, "original_max_position_embeddings": original}
         rope = RopeConfig(rope_type="yarn", theta=theta, parameters=parameters)
-        if attention_factor != 1.0:  # of its own, beside the one of YaRN
-            parameters["attention_factor"] = attention_factor * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+        own = attention_factor * (0.1 * math.log(max(factor, 1.0)) + 1.0)
+        multiplier = values.number("rope.scaling.yarn_log_multiplier", 0.0)  # Hugging Face's mscale_all_dim
+        if attention_factor != 1.0 or multiplier:  # beside the one of YaRN
+            parameters["attention_factor"] = own / (0.1 * multiplier * math.log(max(factor, 1.0)) + 1.0)
     else:
         raise CheckpointError(f"{values.file}: rope.scaling.type {named(kind)} is not supported")
     return check_rope(rope, values, "rope.scaling.factor")

@@ -25,11 +25,11 @@ _WITHOUT_EFFECT = """
     summary_first_dropout summary_proj_to_labels summary_type summary_use_proj classifier_dropout
     reorder_and_upcast_attn cross_attention_hidden_size add_cross_attention finetuning_task prefix
     keys_to_ignore_at_inference rope_parameters.type rope_scaling.type rope_parameters.finetuned
-    rope_scaling.finetuned sentence_transformers rope_local_base_freq layer_types use_mup z_loss_coefficient
+    rope_scaling.finetuned sentence_transformers rope_local_base_freq layer_types
     vocab_size rope.scaling.finetuned tensor_data_layout attention.value_length attention.layer_norm_epsilon
     attention.layer_norm_rms_epsilon expert_used_count rope.dimension_count rope.scaling.type
     rope.scaling.factor rope.scaling.original_context_length rope.scaling.attn_factor
-    rope.scaling.yarn_log_multiplier rope.scale_linear attention.sliding_window_pattern
+    rope.scale_linear attention.sliding_window_pattern
     attention.key_length_swa attention.value_length_swa rope.dimension_count_swa rope.freq_base_swa
 """
 

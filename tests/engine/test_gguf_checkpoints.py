@@ -125,9 +125,12 @@ def test_rope_scaling_metadata(tmp_path: Path, rope: dict[str, Any], metadata: d
     check(tmp_path / "m.gguf", model)
 
 
-def test_a_context_behind_which_queries_are_scaled_is_the_limit(tmp_path: Path) -> None:
-    model = tiny_model("ministral3", head_dim=16, rope_parameters=SCALED_QUERIES)
+@pytest.mark.parametrize("multiplier", [0.0, 0.7, 1.0])
+def test_a_context_behind_which_queries_are_scaled_is_the_limit(tmp_path: Path, multiplier: float) -> None:
+    own = {"mscale": 1.0, "mscale_all_dim": multiplier} if multiplier else {}
+    model = tiny_model("ministral3", head_dim=16, rope_parameters=SCALED_QUERIES | own)
     scaling = {"rope.scaling.original_context_length": 520, "attention.temperature_length": 520}
+    scaling |= {"rope.scaling.yarn_log_multiplier": multiplier} if multiplier else {}
     write_gguf(tmp_path / "m.gguf", model, metadata=YARN | scaling | {"attention.temperature_scale": 0.1})
     check(tmp_path / "m.gguf", model)
     config = open_checkpoint(tmp_path / "m.gguf").config
