@@ -1,6 +1,7 @@
 """The Triton layer operations against their torch twins, and whole networks against transformers."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from engine.checkpoints import open_checkpoint
 from engine.kernels import select_ops
 from engine.kernels.ops import LayerWeights, each_layer
 from engine.kernels.torch_ops import ACTIVATIONS, TorchLinear, TorchOps, rotate
-from engine.models.config import ModelConfig, RopeConfig
+from engine.models.config import LayerForm, ModelConfig, RopeConfig
 from tests.engine.paged_runs import PagedRun, load
 from tests.engine.tiny_models import VOCAB_SIZE, write_tiny
 
@@ -31,6 +32,8 @@ from engine.kernels.gpu.ops import TritonOps, cache_slots
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Relative: two units in the last place; the interpreter cuts off where a GPU rounds to bfloat16."""
 DTYPES = list(TOLERANCE)
+OUTPUT_NORMS = ("attention_output_norm", "mlp_output_norm")
+BIASES = ("input_norm_bias", "post_attention_norm_bias")
 dtypes = st.sampled_from(DTYPES)
 seeds = st.integers(0, 2**32)
 
@@ -265,6 +268,40 @@ def test_a_layers_two_operations_equal_their_torch_twins(dtype: torch.dtype, qk_
     for actual, expected in zip(*twins, strict=True):
         bound = 4 * TOLERANCE[dtype] * float(expected.float().abs().max())
         torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=bound)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("form", "norms"),
+    [
+        ({"activation": "gelu_tanh"}, ("input_norm", "post_attention_norm", *OUTPUT_NORMS)),
+        ({}, OUTPUT_NORMS),
+        ({"layer_norm": True, "is_parallel": True}, ("input_norm", "post_attention_norm", *BIASES)),
+        ({"layer_norm": True, "is_gated": False, "activation": "relu2"}, ("input_norm", "post_attention_norm")),
+    ],
+    ids=str,
+)
+def test_forms_of_a_layer_equal_their_torch_twins(
+    form: dict[str, Any], norms: tuple[str, ...], dtype: torch.dtype
+) -> None:
+    """bfloat16 too: what is added to the residual stream is rounded, the stream is not."""
+    reference, ops = (kind(**SIZES, form=LayerForm(**form)) for kind in (TorchOps, TritonOps))
+    own = {name: normal(seed, 40, dtype=dtype) for seed, name in enumerate(norms, 50)}
+    full = {"q_norm": normal(60, 4 * 18, dtype=dtype), "k_norm": normal(61, 2 * 18, dtype=dtype)}
+    classic = dict.fromkeys(("input_norm", "post_attention_norm"))
+    layer = replace(tiny_layers(ops, dtype, False)[0], **classic | own | full)
+    if not ops.form.is_gated:
+        layer = replace(layer, gate_up=TorchLinear(normal(62, 24, 40, dtype=dtype), None))
+    hidden, cos_sin = normal(7, 3, 40, dtype=dtype), normal(8, 3, 18)
+    attention = normal(9, 3, 4, 18, dtype=dtype)
+    for actual, expected in zip(
+        (*ops.attention_input(hidden, layer, cos_sin), ops.attention_output(hidden, attention, layer)),
+        (*reference.attention_input(hidden, layer, cos_sin), reference.attention_output(hidden, attention, layer)),
+        strict=True,
+    ):
+        bound = 4 * TOLERANCE[dtype] * float(expected.float().abs().max())
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=bound)
+    assert ops.attention_output(hidden, attention, layer).dtype == torch.float32
 
 
 class NotPaged:

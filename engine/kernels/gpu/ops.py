@@ -88,7 +88,7 @@ class TritonOps(TorchOps):
         delta = self._normed(layer.output(attention.flatten(1)), layer.attention_output_norm)
         norms = layer.post_attention_norm, layer.post_attention_norm_bias
         if self.form.is_parallel:
-            normed, residual = self._add_norm(residual, None, layer, *norms)[1], residual + delta
+            normed, residual = self._add_norm(residual, None, layer, *norms)[1], residual.float() + delta
         else:
             residual, normed = self._add_norm(residual, delta, layer, *norms)
         return residual, self._normed(layer.down(self._activated(layer.gate_up(normed))), layer.mlp_output_norm)
