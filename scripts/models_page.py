@@ -36,11 +36,14 @@ def document() -> str:
 
 def row(family: Family) -> str:
     gguf = ", ".join(f"`{name}`" for name in family.gguf) or "as another's" * (family.name in SHARED)
-    return f"| {family.models} | `{family.name}ForCausalLM` | {gguf} |"
+    architecture = OTHERWISE_NAMED.get(family.name, f"{family.name}ForCausalLM")
+    return f"| {family.models} | `{architecture}` | {gguf} |"
 
 
 SHARED = {"Mistral", "Ministral", "Olmo3"}
 """Families whose GGUF files have the name of another one."""
+
+OTHERWISE_NAMED = {"GPT2": "GPT2LMHeadModel"}
 
 
 if __name__ == "__main__":

@@ -83,10 +83,8 @@ GGUF_KEYS = {
 GGUF_CONSTANTS = ("hidden_act", "hidden_activation")
 """Defaults that hold for GGUF as well: its metadata does not tell them."""
 
-
 ONE_KV_HEAD_EACH = {"num_key_value_heads": "num_attention_heads"}
 """For `Family.keys`: every query head has keys and values of its own."""
-
 
 GPT_KEYS = {
     "hidden_size": "n_embd",
