@@ -117,7 +117,7 @@ NEWER_FAMILIES: list[tuple[str, dict[str, Any]]] = [
     ("gptj", GPT_SIZES | {"rotary_dim": 8}),
     ("phi", {}),
     ("ministral3", {"head_dim": 16, "rope_parameters": SCALED_QUERIES}),
-    ("ministral3", {"head_dim": 16, "sliding_window": 30, "rope_parameters": ROPES["default"]}),
+    ("ministral3", {"head_dim": 16, "sliding_window": 30, "rope_parameters": SCALED_QUERIES}),
     ("falcon", {}),
     ("falcon", {"bias": True, "activation": "relu", "ffn_hidden_size": 80}),
     ("opt", {"ffn_dim": 80, "pad_token_id": 0}),
