@@ -220,7 +220,7 @@ class BodyRoute(APIRoute):
     def _with_body(self, endpoint: Callable[..., Any], body_type: type[RequestBody], path: str) -> Callable[..., Any]:
         """An endpoint that reads the body itself: FastAPI finds but its other parameters."""
         parameters = inspect.signature(endpoint).parameters
-        own = ("body", "request", "serving")
+        own = [name for name in ("body", "request", "serving") if name in parameters]
 
         async def handle(request: Request, **others: Any) -> Response:
             serving, scope = serving_of(request), request.scope
@@ -234,7 +234,7 @@ class BodyRoute(APIRoute):
             parsed.ignored_fields = body.ignored_fields
             serving.check_model(getattr(body, "model", None))
             given = {"body": body, "request": parsed, "serving": serving}
-            response: Response = await endpoint(**{name: given[name] for name in own if name in parameters}, **others)
+            response: Response = await endpoint(**{name: given[name] for name in own}, **others)
             response.headers.update(ignored_header(parsed.ignored_fields))
             return response
 

@@ -3,6 +3,7 @@
 import ast
 import inspect
 import textwrap
+from functools import cache
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -41,9 +42,6 @@ class _WithDocstrings(GenerateJsonSchema):
     def model_schema(self, schema: core_schema.ModelSchema) -> dict[str, Any]:
         return _described(super().model_schema(schema), schema["cls"])
 
-    def dataclass_schema(self, schema: core_schema.DataclassSchema) -> dict[str, Any]:
-        return _described(super().dataclass_schema(schema), schema["cls"])
-
     def typed_dict_schema(self, schema: core_schema.TypedDictSchema) -> dict[str, Any]:
         return _described(super().typed_dict_schema(schema), schema["cls"])
 
@@ -56,6 +54,7 @@ def _described(schema: dict[str, Any], kind: type) -> dict[str, Any]:
     return schema
 
 
+@cache
 def _field_docstrings(kind: type) -> dict[str, str]:
     """Its own, and those of what it inherits from."""
     bases = [base for base in get_original_bases(kind) if getattr(base, "__module__", "").startswith(__package__)]
