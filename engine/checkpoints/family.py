@@ -116,6 +116,10 @@ class Family:
     """What config.json means where it leaves a key out, by the file's names."""
     gguf_defaults: Mapping[str, Any] = field(default_factory=dict)
     """By GGUF's keys; nothing of `defaults` but GGUF_CONSTANTS holds there."""
+    form: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of LayerForm"""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """and of ModelConfig that all networks of the family have alike."""
     read: Callable[[Values, ModelConfig], dict[str, Any]] = same
     """The values of a configuration and what is common to all families -> fields of ModelConfig that differ."""
     eps: str = "rms_norm_eps"

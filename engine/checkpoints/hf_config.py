@@ -109,7 +109,8 @@ def common_config(values: Values, family: Family, *, rope: RopeConfig, rotary_di
         names = values.name("num_attention_heads"), values.name("num_key_value_heads")
         raise CheckpointError(f"{values.file}: {names[0]} {num_heads} is no multiple of {names[1]} {num_kv_heads}")
     head_dim, hidden_size = _head_dim(values), values.whole("hidden_size")
-    return ModelConfig(
+    is_gated = "up" not in family.names or "gate" in family.names
+    config = ModelConfig(
         architecture=f"{family.name}{WITH_HEAD}",
         hidden_size=hidden_size,
         intermediate_size=values.whole("intermediate_size", family.mlp_ratio and family.mlp_ratio * hidden_size),
@@ -124,9 +125,10 @@ def common_config(values: Values, family: Family, *, rope: RopeConfig, rotary_di
         rope=rope,
         rotary_dim=None if rotary_dim == head_dim else rotary_dim,
         qk_norm="q_norm" in family.names,
-        form=LayerForm(activation=_activation(values), is_gated="up" not in family.names or "gate" in family.names),
+        form=LayerForm(activation=_activation(values), is_gated=is_gated, **family.form),
         **given,
     )
+    return msgspec.structs.replace(config, **family.fields)
 
 
 def _head_dim(values: Values) -> int:

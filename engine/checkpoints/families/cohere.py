@@ -2,19 +2,17 @@
 
 from typing import Any
 
-import msgspec
-
 from engine.checkpoints.family import LLAMA_NAMES, Family, biases, layer_types, other_rope, windows
 from engine.checkpoints.values import Values
 from engine.models.config import NOPE, ModelConfig
 
 NAMES = LLAMA_NAMES | {"post_attention_norm": LLAMA_NAMES["input_norm"]}
+FORM = {"layer_norm": True, "is_parallel": True}
 DEFAULTS = {"max_position_embeddings": 8192, "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
 
 
 def _cohere(values: Values, config: ModelConfig) -> dict[str, Any]:
-    form = msgspec.structs.replace(config.form, layer_norm=True, is_parallel=True)
-    return biases(values) | {"form": form, "logit_scale": values.number("logit_scale", 1.0)}
+    return biases(values) | {"logit_scale": values.number("logit_scale", 1.0)}
 
 
 def _cohere2(values: Values, config: ModelConfig) -> dict[str, Any]:
@@ -31,6 +29,7 @@ FAMILIES = (
         gguf=("command-r",),
         names=NAMES,
         defaults=DEFAULTS | {"rope_theta": 500000.0},
+        form=FORM,
         read=_cohere,
         eps="layer_norm_eps",
         is_interleaved=True,
@@ -42,6 +41,7 @@ FAMILIES = (
         gguf=("cohere2",),
         names=NAMES,
         defaults=DEFAULTS | {"sliding_window": 4096},
+        form=FORM,
         read=_cohere2,
         eps="layer_norm_eps",
         is_interleaved=True,

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from engine.checkpoints.family import Family
 from engine.checkpoints.values import Values
 from engine.models.config import ModelConfig
@@ -27,15 +25,7 @@ def _falcon(values: Values, config: ModelConfig) -> dict[str, Any]:
         if not values.is_gguf and values.flag(key, needed) != needed:
             raise values.refusal(key, f"only {str(needed).lower()} is supported")
     own = {} if values.is_gguf else {"num_kv_heads": 1}
-    has_bias = values.flag("bias")
-    return (
-        dict.fromkeys(("attention_bias", "output_bias", "mlp_bias"), has_bias)
-        | own
-        | {
-            "form": msgspec.structs.replace(config.form, layer_norm=True, is_parallel=True),
-            "norm_bias": True,
-        }
-    )
+    return dict.fromkeys(("attention_bias", "output_bias", "mlp_bias"), values.flag("bias")) | own
 
 
 FAMILIES = (
@@ -51,6 +41,8 @@ FAMILIES = (
             "activation": "gelu",
             "tie_word_embeddings": True,
         },
+        form={"layer_norm": True, "is_parallel": True},
+        fields={"norm_bias": True},
         read=_falcon,
         eps="layer_norm_epsilon",
         mlp_ratio=4,

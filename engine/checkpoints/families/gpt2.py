@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from engine.checkpoints.family import GPT_KEYS, Family
 from engine.checkpoints.values import Values
 from engine.models.config import NOPE, ModelConfig
@@ -31,12 +29,7 @@ DEFAULTS = {
 
 def _gpt2(values: Values, config: ModelConfig) -> dict[str, Any]:
     is_scaled = values.flag("scale_attn_weights", True)
-    return dict.fromkeys(("norm_bias", "attention_bias", "output_bias", "mlp_bias"), True) | {
-        "form": msgspec.structs.replace(config.form, layer_norm=True),
-        "rope": NOPE,
-        "learned_positions": config.max_position_embeddings,
-        "attention_scale": None if is_scaled else 1.0,
-    }
+    return {"learned_positions": config.max_position_embeddings, "attention_scale": None if is_scaled else 1.0}
 
 
 FAMILIES = (
@@ -47,6 +40,8 @@ FAMILIES = (
         names=NAMES,
         keys=GPT_KEYS,
         defaults=DEFAULTS,
+        form={"layer_norm": True},
+        fields=dict.fromkeys(("norm_bias", "attention_bias", "output_bias", "mlp_bias"), True) | {"rope": NOPE},
         read=_gpt2,
         eps="layer_norm_epsilon",
         mlp_ratio=4,

@@ -26,11 +26,9 @@ def _gpt_neox(values: Values, config: ModelConfig) -> dict[str, Any]:
     is_parallel = values.flag("use_parallel_residual", True)
     has_bias = values.flag("attention_bias", True)
     return {
-        "form": msgspec.structs.replace(config.form, layer_norm=True, is_parallel=is_parallel),
-        "norm_bias": True,
+        "form": msgspec.structs.replace(config.form, is_parallel=is_parallel),
         "attention_bias": has_bias,
         "output_bias": has_bias,
-        "mlp_bias": True,
     }
 
 
@@ -42,6 +40,8 @@ FAMILIES = (
         names=NAMES,
         keys=ONE_KV_HEAD_EACH | {"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
         defaults={"max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "hidden_act": "gelu", "rotary_pct": 0.25},
+        form={"layer_norm": True},
+        fields={"norm_bias": True, "mlp_bias": True},
         read=_gpt_neox,
         eps="layer_norm_eps",
         qkv_by_head=True,

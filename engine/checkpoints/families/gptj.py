@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from engine.checkpoints.family import GPT_KEYS, Family
 from engine.checkpoints.values import Values
 from engine.models.config import ModelConfig
@@ -28,13 +26,7 @@ def _gptj(values: Values, config: ModelConfig) -> dict[str, Any]:
     rotary_dim = values.whole("rotary_dim", 64, least=2, most=config.head_dim)
     if rotary_dim % 2:
         raise values.refusal("rotary_dim", "an even number is needed")
-    return {
-        "form": msgspec.structs.replace(config.form, layer_norm=True, is_parallel=True),
-        "norm_bias": True,
-        "mlp_bias": True,
-        "head_bias": True,
-        "rotary_dim": rotary_dim,
-    }
+    return {"rotary_dim": rotary_dim}
 
 
 FAMILIES = (
@@ -44,6 +36,8 @@ FAMILIES = (
         names=NAMES,
         keys=GPT_KEYS,
         defaults={"n_positions": 2048, "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new"},
+        form={"layer_norm": True, "is_parallel": True},
+        fields={"norm_bias": True, "mlp_bias": True, "head_bias": True},
         read=_gptj,
         eps="layer_norm_epsilon",
         mlp_ratio=4,

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from engine.checkpoints.family import ONE_KV_HEAD_EACH, Family
 from engine.checkpoints.values import Values
 from engine.models.config import NOPE, ModelConfig
@@ -33,11 +31,8 @@ def _opt(values: Values, config: ModelConfig) -> dict[str, Any]:
         raise values.refusal("word_embed_proj_dim", f"the hidden size {config.hidden_size} is needed")
     has_bias = values.flag("enable_bias", True)
     return dict.fromkeys(("attention_bias", "output_bias", "mlp_bias"), has_bias) | {
-        "form": msgspec.structs.replace(config.form, layer_norm=True),
         "norm_bias": values.flag("layer_norm_elementwise_affine", True),
-        "rope": NOPE,
         "learned_positions": config.max_position_embeddings + FIRST_ROW,
-        "position_offset": FIRST_ROW,
     }
 
 
@@ -53,6 +48,8 @@ FAMILIES = (
             "activation_function": "relu",
             "tie_word_embeddings": True,
         },
+        form={"layer_norm": True},
+        fields={"rope": NOPE, "position_offset": FIRST_ROW},
         read=_opt,
         eps="layer_norm_eps",
     ),

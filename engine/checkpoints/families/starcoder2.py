@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import msgspec
-
 from engine.checkpoints.family import LLAMA_NAMES, Family, windowed, without
 from engine.checkpoints.values import Values
 from engine.models.config import ModelConfig
@@ -15,9 +13,8 @@ MLP = {
 
 
 def _starcoder2(values: Values, config: ModelConfig) -> dict[str, Any]:
-    form = msgspec.structs.replace(config.form, layer_norm=True)
     own_biases = dict.fromkeys(("attention_bias", "output_bias", "mlp_bias"), values.flag("use_bias", True))
-    return own_biases | windowed(values, config) | {"form": form, "norm_bias": True}
+    return own_biases | windowed(values, config)
 
 
 FAMILIES = (
@@ -33,6 +30,8 @@ FAMILIES = (
             "hidden_act": "gelu_pytorch_tanh",
             "tie_word_embeddings": True,
         },
+        form={"layer_norm": True},
+        fields={"norm_bias": True},
         read=_starcoder2,
         eps="norm_epsilon",
     ),
